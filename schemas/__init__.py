@@ -1,0 +1,1 @@
+"""The contract between runner and analyze: what an event is, and nothing about who writes or reads it."""
