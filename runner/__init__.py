@@ -1,0 +1,1 @@
+"""Executes rounds and appends events; never reads a log except to resume, never draws."""

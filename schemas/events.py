@@ -64,6 +64,7 @@ class RunStart(Body):
     ]
     params_path: Annotated[str | None, Doc(description="that file, relative to the log")]
     params_bytes: Annotated[Count | None, Doc(description="its size")]
+    init_s: Annotated[Seconds | None, Doc(description="how long it took to make them")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

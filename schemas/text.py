@@ -63,13 +63,6 @@ def _plural(count: Any, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _why(event: Mapping[str, Any]) -> str:
-    for key in ("error", "reason", "detail"):
-        if event.get(key):
-            return str(event[key])
-    return ""
-
-
 def failed(event: Mapping[str, Any]) -> bool:
     """Say whether the event tells of something that went wrong."""
     kind = event.get("kind")
@@ -79,6 +72,15 @@ def failed(event: Mapping[str, Any]) -> bool:
         or (kind == "round_end" and event.get("outcome") != "ok")
         or (kind == "run_end" and event.get("status") != "completed")
     )
+
+
+def why(event: Mapping[str, Any]) -> str:
+    """Say what went wrong, if something did."""
+    if not failed(event):
+        return ""
+    if event.get("kind") in {"reject", "worker_down"}:
+        return f"{event.get('reason')}: {event.get('detail')}"
+    return str(event.get("error") or event.get("reason") or "")
 
 
 def _transfer(event: Mapping[str, Any]) -> str:
@@ -111,7 +113,7 @@ def _aggregate(event: Mapping[str, Any]) -> str:
     )
 
 
-def _what(event: Mapping[str, Any]) -> str:
+def what(event: Mapping[str, Any]) -> str:
     """Say what the event tells, without its failure."""
     match event.get("kind"):
         case "run_start":
@@ -160,13 +162,9 @@ def event_line(event: Mapping[str, Any]) -> str:
     rank = event.get("rank")
     who = "" if rank is None else f"w{rank}"
     mark = "!!" if failed(event) else "  "
-    what = _what(event)
-    why = _why(event) if failed(event) else ""
-    if event.get("kind") in {"reject", "worker_down"}:
-        why = f"{event.get('reason')}: {event.get('detail')}"
+    said, because = what(event), why(event)
     attempt = event.get("attempt") or 1
     if attempt > 1 and event.get("kind") != "round_start":
-        what += f"  (attempt {attempt})"
-    text = f"{what}: {why}" if what and why else what or why
-    kind = str(event.get("kind"))
-    return printable(f"{mark} {event.get('t') or 0:9.3f}  {who:<4} {kind:<10} {text}").rstrip()
+        said += f"  (attempt {attempt})"
+    text = f"{said}: {because}" if said and because else said or because
+    return printable(f"{mark} {event.get('t') or 0:9.3f}  {who:<4} {event.get('kind'):<10} {text}").rstrip()

@@ -1,0 +1,1 @@
+"""The built-in job: handwritten digits, averaged over four local workers."""

@@ -1,0 +1,1 @@
+"""One small module a transport; none knows that it is traced."""

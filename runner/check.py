@@ -1,0 +1,112 @@
+"""Tells what a job would do, in words, without doing any of it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from runner.arrays import ArrayFile
+from runner.errors import ArrayError, JobError, Problem
+from runner.job import PYTHON, Command, LoadedJob
+from schemas.text import duration, size
+
+
+def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
+    """Return what would happen as (topic, text).
+
+    Raises:
+        JobError: the file of initial params can't be used.
+    """
+    job = loaded.job
+    rows = [
+        ("job", f"{job.name} ({loaded.file})"),
+        ("rounds", f"{job.rounds}, seed {job.seed}"),
+        ("workers", f"{job.workers} local processes, each in a folder of its own"),
+        ("params", _params(loaded)),
+        ("train", f"{_command(job.train.command)}, at most {duration(job.train.timeout_s)} a round"),
+        ("files", _files(loaded)),
+    ]
+    if job.train.env:
+        rows.append(("env", ", ".join(f"{name}={value}" for name, value in job.train.env.items())))
+    if job.train.secrets:
+        rows.append(("secrets", ", ".join(job.train.secrets) + " (their values are not shown or logged)"))
+    rows.append(("aggregate", _aggregate(loaded)))
+    if job.evaluate is not None:
+        limit = duration(job.evaluate.timeout_s)
+        rows.append(("evaluate", f"{_command(job.evaluate.command)} here after each round, at most {limit}"))
+    rows.append(("policy", policy(loaded)))
+    rows += [("warning", warning) for warning in warnings(loaded)]
+    return rows
+
+
+def policy(loaded: LoadedJob) -> str:
+    """Say in one sentence when a round counts and what happens when it doesn't."""
+    job = loaded.job
+    retries = job.policy.round_retries
+    again = {0: "stops", 1: "retries the round once, then stops", 2: "retries the round twice, then stops"}
+    then = again.get(retries, f"retries the round {retries} times, then stops")
+    if job.policy.on_loss == "stop":
+        return f"needs all {job.workers} workers in every round, since on_loss is 'stop'"
+    out = job.policy.max_failures
+    left = f"a worker that fails {out} rounds running is left out for good"
+    return f"needs {job.quorum} of {job.workers} workers a round, else {then}; {left}"
+
+
+def warnings(loaded: LoadedJob) -> list[str]:
+    """Return what is allowed but likely not meant."""
+    job = loaded.job
+    found = []
+    commands = {"params": job.params.command, "train": job.train.command}
+    if job.evaluate is not None:
+        commands["evaluate"] = job.evaluate.command
+    for table, command in commands.items():
+        if command is None or isinstance(command, str):
+            continue
+        program = command[0]
+        if program != PYTHON and "/" not in program and shutil.which(program) is None:
+            found.append(f"{table}.command: no program {program!r} on this machine's PATH")
+    if job.quorum == 1 and job.workers > 1:
+        found.append("policy.quorum is 1: a single worker's weights would become the params")
+    return found
+
+
+def _command(command: Command) -> str:
+    return f"sh -c {shlex.quote(command)}" if isinstance(command, str) else shlex.join(command)
+
+
+def _params(loaded: LoadedJob) -> str:
+    given = loaded.job.params
+    if given.command is not None:
+        return f"made by {_command(given.command)}, at most {duration(given.timeout_s)}"
+    assert given.file is not None  # noqa: S101 - a valid job has one of both
+    path = loaded.folder / given.file
+    try:
+        with ArrayFile(path) as file:
+            arrays = len(file.specs)
+            return f"{given.file}: {arrays} array{'s' * (arrays != 1)}, {size(file.nbytes)}"
+    except ArrayError as e:
+        problem = Problem("params.file", e.detail, "an .npz or .npy file of numeric arrays")
+        raise JobError(str(loaded.file), [problem]) from e
+
+
+def _files(loaded: LoadedJob) -> str:
+    total, names = 0, set[str]()
+    for rank in range(loaded.job.workers):
+        for source, target in loaded.files_for(rank):
+            total += _size(source)
+            names.add(str(target))
+    if not names:
+        return "none are sent before the first round"
+    shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{shown}; sent once to each worker, {size(total)} in all"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _aggregate(loaded: LoadedJob) -> str:
+    if loaded.job.aggregate.weighting == "uniform":
+        return "mean, all workers alike"
+    return "mean, weighted by num_samples if every survivor reports it, else all alike"

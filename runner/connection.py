@@ -1,0 +1,100 @@
+"""What a transport must be able to do; says nothing about how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runner.errors import TransferError
+from runner.job import Command
+from runner.output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What a transfer did: the file's size, and how much of it was there already."""
+
+    size_bytes: int
+    reused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: its exit code (negative: the signal), and the sizes of the files it left."""
+
+    exit_code: int
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+class Connection(Protocol):
+    """One worker's folder, wherever it is.
+
+    Names on the worker are relative to its folder and never leave it. All methods can be cancelled:
+    a transfer then leaves no file under its final name that isn't whole, a command no process.
+    """
+
+    address: str
+    """Transport and place, for people."""
+    folder: str
+    """The worker's folder: an absolute path over there."""
+    facts: Mapping[str, str | int | float]
+
+    async def push(self, source: Path, target: str) -> Transferred:
+        """Copy a file to the worker, whole or not at all; folders on the way are made.
+
+        Raises:
+            TransferError: it could not travel.
+            ConnectionLostError: the machine is gone.
+        """
+        ...
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Output,
+        remove: Sequence[str] = (),
+        expect: Sequence[str] = (),
+    ) -> Ended:
+        """Run a command in the worker's folder to its end; what it started ends with it.
+
+        Args:
+            command: a list is run as it is, a string by ``/bin/sh -c``.
+            env: added to the worker's own environment.
+            output: takes stdout and stderr.
+            remove: files to delete before the command starts, where they exist.
+            expect: files whose sizes are wanted afterwards, where they exist.
+
+        Raises:
+            CommandError: it could not be started.
+            ConnectionLostError: the machine is gone.
+        """
+        ...
+
+    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
+        """Copy a regular file from the worker, whole or not at all.
+
+        Raises:
+            TransferError: there is no such file, or it is too large, or it could not travel.
+            ConnectionLostError: the machine is gone.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what is left of the commands and let go of the worker; once more is fine."""
+        ...
+
+
+def checked_name(name: str) -> str:
+    """Return a name on the worker if it stays inside the worker's folder.
+
+    Raises:
+        TransferError: it doesn't.
+    """
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\0" in name or any(part in {"", ".", ".."} for part in parts):
+        raise TransferError(f"{name!r} is no name inside the worker's folder")
+    return name

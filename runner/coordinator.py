@@ -1,0 +1,325 @@
+"""Runs a job from its first params to its last round; ``decide`` plans, ``rounds`` carries out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import trio
+
+from runner.aggregate import Contribution, adopt, mean
+from runner.connection import Ended
+from runner.decide import Begin, Course, Finish
+from runner.errors import ArrayError, RunError, WorkerError
+from runner.fleet import Connect, Fleet
+from runner.job import Command, LoadedJob, environment
+from runner.output import Output
+from runner.recorder import Recorder
+from runner.rounds import CurrentParams, Delivery, RoundRun, emit_metrics
+from runner.runfolder import RunFolder
+from runner.traced import TracedConnection
+from runner.transports import local
+from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunStart
+
+_PACKAGES = ("roundlog", "numpy", "trio", "orjson", "msgspec")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    status: Literal["completed", "failed", "interrupted"]
+    reason: str | None
+    rounds: int
+    params: Path | None
+
+
+class Coordinator:
+    """One run.
+
+    Args:
+        loaded: the job.
+        folder: the files of the run.
+        recorder: the log.
+        connect: makes the connection to a worker.
+    """
+
+    def __init__(self, loaded: LoadedJob, folder: RunFolder, recorder: Recorder, connect: Connect) -> None:
+        self._loaded = loaded
+        self._job = loaded.job
+        self._folder = folder
+        self._recorder = recorder
+        self._fleet = Fleet(loaded, folder, recorder, connect)
+        self._params: CurrentParams | None = None  # until the initial ones are made
+        self._own: local.LocalConnection | None = None
+        policy = self._job.policy
+        self._course = Course(
+            rounds=self._job.rounds,
+            workers=self._job.workers,
+            quorum=self._job.quorum,
+            round_retries=policy.round_retries,
+            max_failures=policy.max_failures,
+            stop_on_loss=policy.on_loss == "stop",
+        )
+        self.interrupted_by = "cancelled"
+
+    async def run(self) -> Result:
+        """Run the job, and say in the log how it ended, whatever happens.
+
+        Raises:
+            LogError: the log can't be written.
+            trio.Cancelled: it was interrupted; the log says so.
+        """
+        finish = self._result("interrupted", None)
+        try:
+            with Output(self._folder.output("coordinator"), self._job.train.output_limit_bytes) as output:
+                await self._begin(output)
+                finish = await self._rounds(output)
+        except BaseException as e:
+            error = _leaf(e)
+            if isinstance(error, trio.Cancelled):
+                finish = self._result("interrupted", self.interrupted_by)
+            else:
+                finish = self._result("failed", str(error) if isinstance(error, RunError) else repr(error))
+            if not isinstance(error, RunError):
+                raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._fleet.close()
+                if self._own is not None:
+                    await self._own.close()
+                await self._end(finish)
+        return finish
+
+    def _result(self, status: Literal["completed", "failed", "interrupted"], reason: str | None) -> Result:
+        return Result(status, reason, self._course.number, self._params.path if self._params else None)
+
+    def _current(self) -> CurrentParams:
+        assert self._params is not None  # noqa: S101 - no round begins without
+        return self._params
+
+    async def _end(self, finish: Result) -> None:
+        end = RunEnd(
+            status=finish.status,
+            reason=finish.reason,
+            rounds=finish.rounds,
+            params_path=self._recorder.relative(finish.params) if finish.params else None,
+        )
+        self._recorder.emit(end, since_us=0)
+        await self._recorder.flush()
+
+    async def _begin(self, output: Output) -> None:
+        """Make the initial params and emit run_start, with them or without."""
+        began = self._recorder.now_us()
+        error: Exception | None = None
+        params: CurrentParams | None = None
+        try:
+            params = await self._initial(output)
+        except (ArrayError, WorkerError, OSError) as e:
+            error = e
+        start = RunStart(
+            job=self._loaded.describe(),
+            total_nodes=self._job.workers,
+            versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            params_sha256=params.sha256 if params else None,
+            params_path=self._recorder.relative(params.path) if params else None,
+            params_bytes=params.path.stat().st_size if params else None,
+            init_s=(self._recorder.now_us() - began) / 1e6,
+        )
+        self._recorder.emit(start)
+        await self._recorder.flush()
+        if params is None:
+            raise RunError(f"no initial params: {error}") from error
+        self._params = params
+
+    async def _initial(self, output: Output) -> CurrentParams:
+        given = self._job.params
+        if given.file is not None:
+            source = self._loaded.folder / given.file
+        else:
+            assert given.command is not None  # noqa: S101 - a valid job has one of both
+            source = self._folder.folder / "incoming" / f"init.{given.format}"
+            env = {**environment(given.env), "ROUNDLOG_PARAMS": str(source.resolve())}
+            output.begin("params")
+            ended = await self._exec(given.command, env, output, given.timeout_s, None)
+            if ended.exit_code != 0:
+                raise WorkerError(
+                    f"params.command ended with exit code {ended.exit_code}: {output.tail()}"
+                    f" (see {output.path})"
+                )
+            if not source.is_file():
+                raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
+        target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
+        sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
+        if given.command is not None:
+            source.unlink()
+        return CurrentParams(target, sha256, specs)
+
+    async def _exec(
+        self,
+        command: Command,
+        env: dict[str, str],
+        output: Output,
+        timeout_s: float,
+        round: int | None,
+    ) -> Ended:
+        """Run a command of the coordinator's own, in the job file's folder; traced inside rounds."""
+        if self._own is None:
+            self._own = local.LocalConnection(self._loaded.folder)
+        env = {
+            "ROUNDLOG_RUN": self._folder.run,
+            "ROUNDLOG_SEED": str(self._job.seed),
+            "ROUNDLOG_WORLD_SIZE": str(self._job.workers),
+            **env,
+        }
+        try:
+            if round is None:
+                with trio.move_on_after(timeout_s):
+                    return await self._own.exec(command, env=env, output=output)
+                raise WorkerError(f"the command took longer than {timeout_s} s")
+            traced = TracedConnection(self._own, self._recorder, round=round, rank=None)
+            return await traced.exec(command, env=env, output=output, timeout_s=timeout_s)
+        finally:
+            output.end()
+
+    async def _rounds(self, output: Output) -> Result:
+        while isinstance(begin := self._course.next(), Begin):
+            await self._round(begin, self._current(), output)
+            self._keep_newest()
+        assert isinstance(begin, Finish)  # noqa: S101 - the other of two
+        return self._result(begin.status, begin.reason)
+
+    async def _round(self, begin: Begin, params: CurrentParams, output: Output) -> None:
+        """Execute one try of one round; new params, if it made some, are the run's from then on."""
+        start = RoundStart(
+            active_nodes=len(begin.ranks),
+            total_nodes=self._job.workers,
+            params_sha256=params.sha256,
+            attempt=begin.attempt,
+        )
+        began = self._recorder.emit(start, round=begin.number)
+        execution = RoundRun(self._fleet, begin, params)
+        survivors = 0
+        reason: str | None = "the run was ended"
+        outcome: Literal["ok", "failed", "interrupted"] = "interrupted"
+        try:
+            verdict = await execution.run()
+            failure = verdict.reason
+            if failure is None:
+                new, failure = await self._aggregate(
+                    begin.number, params, execution.deliveries, verdict.survivors
+                )
+                if new is not None:
+                    self._params, survivors = new, len(verdict.survivors)
+            given_up = self._course.ended(verdict, failure)
+            if failure is None:
+                await self._evaluate(begin.number, self._current(), output)
+            for rank in given_up:
+                why = f"failed in {self._job.policy.max_failures} rounds running"
+                await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
+            outcome, reason = ("failed", failure) if failure else ("ok", None)
+        finally:
+            execution.clear()
+            end = RoundEnd(survivors=survivors, total_nodes=self._job.workers, outcome=outcome, reason=reason)
+            self._recorder.emit(end, round=begin.number, since_us=began)
+        await self._recorder.flush()
+
+    async def _aggregate(
+        self,
+        number: int,
+        params: CurrentParams,
+        deliveries: dict[int, Delivery],
+        survivors: tuple[int, ...],
+    ) -> tuple[CurrentParams | None, str | None]:
+        """Make new params; return them, or why there are none."""
+        began = self._recorder.now_us()
+        weighting, contributions = weigh(deliveries, survivors, self._job.aggregate.weighting)
+        target = self._folder.params(number + 1, params.form)
+        event = partial(
+            Aggregate,
+            num_workers=len(survivors),
+            ranks=list(survivors),
+            method=self._job.aggregate.method,
+            weighting=weighting,
+        )
+        none = partial(event, weight_norm=None, delta_norm=None, params_sha256=None, params_path=None)
+        try:
+            made = await trio.to_thread.run_sync(
+                mean, params.path, contributions, target, trio.from_thread.check_cancelled
+            )
+        except (ArrayError, OSError) as e:
+            self._recorder.emit(none(error=str(e)), round=number, since_us=began)
+            return None, f"no aggregate: {e}"
+        except trio.Cancelled:
+            self._recorder.emit(none(error="cancelled"), round=number, since_us=began)
+            raise
+        done = event(
+            weight_norm=made.weight_norm,
+            delta_norm=made.delta_norm,
+            params_sha256=made.sha256,
+            params_path=self._recorder.relative(target),
+        )
+        self._recorder.emit(done, round=number, since_us=began)
+        await self._recorder.flush()
+        return CurrentParams(target, made.sha256, params.specs), None
+
+    async def _evaluate(self, number: int, params: CurrentParams, output: Output) -> None:
+        """Run the evaluation; its failure costs its figures, not the round."""
+        evaluate = self._job.evaluate
+        if evaluate is None:
+            return
+        report = self._folder.folder / "incoming" / f"metrics-{number:04}.json"
+        env = {
+            **environment(evaluate.env),
+            "ROUNDLOG_ROUND": str(number),
+            "ROUNDLOG_PARAMS": str(params.path.resolve()),
+            "ROUNDLOG_METRICS": str(report.resolve()),
+        }
+        output.begin(f"evaluation of round {number}")
+        try:
+            await self._exec(evaluate.command, env, output, evaluate.timeout_s, number)
+        except WorkerError:
+            pass  # the exec event has it
+        else:
+            if report.is_file() and not report.is_symlink():
+                emit_metrics(self._recorder, report, number, None)
+        finally:
+            report.unlink(missing_ok=True)
+
+    def _keep_newest(self) -> None:
+        form = self._current().form
+        old = self._course.number - self._job.params.keep
+        if old >= 0:
+            self._folder.params(old, form).unlink(missing_ok=True)
+
+
+def weigh(
+    deliveries: dict[int, Delivery], survivors: tuple[int, ...], weighting: str
+) -> tuple[str, list[Contribution]]:
+    """Return how the survivors are weighted, and what each contributes, in rank order.
+
+    With ``num_samples`` each counts by its samples, if all of them told theirs; else all count alike.
+    """
+    samples = [deliveries[rank].num_samples for rank in survivors]
+    if weighting == "uniform" or any(count is None for count in samples):
+        return "uniform", [Contribution(rank, deliveries[rank].path, 1.0) for rank in survivors]
+    return "num_samples", [
+        Contribution(rank, deliveries[rank].path, count or 0.0)
+        for rank, count in zip(survivors, samples, strict=True)
+    ]
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """Return the one error that matters of what several tasks raised: a bug, a RunError, a cancellation."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [_leaf(inner) for inner in error.exceptions]
+    return min(leaves, key=lambda e: 2 if isinstance(e, trio.Cancelled) else isinstance(e, RunError))

@@ -1,0 +1,94 @@
+"""The errors of the runner; each says what was wrong, where, and what to do.
+
+::
+
+    RoundlogError
+    +-- JobError         the job file is wrong; nothing was started (exit code 2)
+    +-- RunError         the run can't begin or can't go on (exit code 1)
+    |   +-- LogError     the log can't be written
+    |   +-- ArrayError   a file of arrays can't be used
+    +-- WorkerError      one worker failed; the round goes on without it
+        +-- ConnectionLostError  the machine is gone
+        +-- TransferError        a file could not travel
+        +-- CommandError         a command could not be started
+        +-- DeadlineError        it took longer than the job allows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RoundlogError(Exception):
+    """Base of all errors that are for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a job file."""
+
+    key: str
+    received: str
+    allowed: str
+    line: int | None = None
+
+    def render(self, file: str) -> str:
+        """Return ``file:line: key: received ...; allowed: ...``."""
+        place = file if self.line is None else f"{file}:{self.line}"
+        return f"{place}: {self.key}: {self.received}; allowed: {self.allowed}"
+
+
+class JobError(RoundlogError):
+    """The job file has mistakes; all of them are in ``problems``."""
+
+    def __init__(self, file: str, problems: list[Problem]) -> None:
+        self.file = file
+        self.problems = problems
+        super().__init__("\n".join(problem.render(file) for problem in problems))
+
+
+class RunError(RoundlogError):
+    """The run can't begin or can't go on."""
+
+
+class LogError(RunError):
+    """The log can't be written."""
+
+
+class ArrayError(RunError):
+    """A file of arrays can't be used; ``reason`` is a word of ``schemas.events.RejectReason``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(detail)
+
+
+class WorkerError(RoundlogError):
+    """One worker failed; ``reason`` is one word, the message tells the rest."""
+
+    reason = "failed"
+
+
+class ConnectionLostError(WorkerError):
+    """The machine is gone."""
+
+    reason = "lost"
+
+
+class TransferError(WorkerError):
+    """A file could not travel."""
+
+    reason = "transfer"
+
+
+class CommandError(WorkerError):
+    """A command could not be started."""
+
+    reason = "start"
+
+
+class DeadlineError(WorkerError):
+    """It took longer than the job allows."""
+
+    reason = "timeout"

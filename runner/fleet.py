@@ -1,0 +1,118 @@
+"""The workers of a run and the connections to them: who is there, who joins, who leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from runner.connection import Connection
+from runner.errors import TransferError, WorkerError
+from runner.job import LoadedJob
+from runner.output import Output
+from runner.recorder import Recorder
+from runner.runfolder import RunFolder
+from runner.traced import TracedConnection
+from schemas.events import WorkerDown, WorkerUp
+
+Connect = Callable[[int], Awaitable[Connection]]
+"""Makes the connection to the worker of a rank; raises WorkerError."""
+
+
+class Worker:
+    """One worker: its connection while it has one, its output, and the rounds' files in its folder."""
+
+    def __init__(self, rank: int, output: Output) -> None:
+        self.rank = rank
+        self.output = output
+        self.connection: Connection | None = None
+        self.litter: set[str] = set()
+
+
+class Fleet:
+    """All workers of a run.
+
+    Args:
+        loaded: the job.
+        folder: the files of the run.
+        recorder: the log.
+        connect: makes a connection.
+    """
+
+    def __init__(self, loaded: LoadedJob, folder: RunFolder, recorder: Recorder, connect: Connect) -> None:
+        self.loaded = loaded
+        self.folder = folder
+        self.recorder = recorder
+        self._connect = connect
+        self._workers: dict[int, Worker] = {}
+
+    def worker(self, rank: int) -> Worker:
+        """Return a worker; its output file is made on first use."""
+        if rank not in self._workers:
+            limit = self.loaded.job.train.output_limit_bytes
+            self._workers[rank] = Worker(rank, Output(self.folder.output(f"worker-{rank}"), limit))
+        return self._workers[rank]
+
+    def traced(self, rank: int, round: int, attempt: int = 1) -> TracedConnection:
+        """Return a worker's connection, traced as part of a round.
+
+        Raises:
+            WorkerError: it has none.
+        """
+        connection = self.worker(rank).connection
+        if connection is None:
+            raise WorkerError(f"worker {rank} is not connected")
+        return TracedConnection(connection, self.recorder, round=round, rank=rank, attempt=attempt)
+
+    async def join(self, rank: int, round: int) -> None:
+        """Connect a worker that isn't, and send it its files.
+
+        Raises:
+            WorkerError: it can't be reached or its files can't be sent; it has left again then.
+        """
+        worker = self.worker(rank)
+        if worker.connection is not None:
+            return
+        try:
+            connection = await self._connect(rank)
+        except WorkerError as e:
+            self._down(rank, round, "connect", str(e), for_good=False)
+            raise
+        worker.connection = connection
+        up = WorkerUp(address=connection.address, facts=dict(connection.facts))
+        self.recorder.emit(up, round=round, rank=rank)
+        traced = self.traced(rank, round)
+        try:
+            for source, target in self._files(rank):
+                await traced.push(source, target)
+        except WorkerError as e:
+            await self.leave(rank, round, e.reason, str(e))
+            raise
+
+    async def leave(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool = False) -> None:
+        """Let go of a worker, and say why."""
+        worker = self.worker(rank)
+        connection, worker.connection = worker.connection, None
+        self._down(rank, round, reason, detail, for_good=for_good)
+        if connection is not None:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Let go of all workers at the end of a run."""
+        async with trio.open_nursery() as nursery:
+            for worker in self._workers.values():
+                worker.output.close()
+                if worker.connection is not None:
+                    nursery.start_soon(worker.connection.close)
+                    worker.connection = None
+
+    def _files(self, rank: int) -> list[tuple[Path, str]]:
+        try:
+            return [(source, str(target)) for source, target in self.loaded.files_for(rank)]
+        except OSError as e:
+            raise TransferError(f"can't read the files to send: {e}") from e
+
+    def _down(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool) -> None:
+        down = WorkerDown(reason=reason, detail=detail, for_good=for_good)
+        self.recorder.emit(down, round=round, rank=rank)

@@ -1,0 +1,224 @@
+"""Reads and checks a job file, telling all its mistakes at once; runs nothing of it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runner.errors import JobError, Problem
+from runner.job import RANK, FileEntry, Job, LoadedJob
+
+_SHOWN = 60
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
+    """Read a job file.
+
+    Args:
+        file: a TOML file.
+        environ: where the values of secrets are looked up.
+
+    Raises:
+        JobError: it can't be read or is wrong; has every mistake that was found.
+    """
+    shown = str(file)
+    try:
+        text = file.read_bytes().decode()
+    except OSError as e:
+        raise JobError(
+            shown, [Problem("file", f"can't be read ({e.strerror})", "the path of a readable TOML file")]
+        ) from e
+    except UnicodeDecodeError as e:
+        raise JobError(shown, [Problem("file", f"byte {e.start} is not UTF-8", "UTF-8 text")]) from e
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise JobError(shown, [_syntax(str(e))]) from e
+    folder = file.resolve().parent
+    check = _Check(_lines(text))
+    check.table(raw, Job, "")
+    check.meaning(raw, folder, environ)
+    if check.problems:
+        raise JobError(shown, sorted(check.problems, key=lambda problem: problem.line or 0))
+    job = msgspec.convert(raw, Job)
+    return LoadedJob(
+        job=job, file=file, folder=folder, secrets={name: environ[name] for name in job.train.secrets}
+    )
+
+
+def _syntax(message: str) -> Problem:
+    found = re.search(r" \(at line (\d+), column (\d+)\)", message)
+    if found is None:
+        return Problem("syntax", message, "TOML 1.0")
+    said = message.replace(found[0], "")
+    return Problem("syntax", f"{said} in column {found[2]}", "TOML 1.0", int(found[1]))
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Find the line of each key that stands at the start of one; for messages only."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
+            table = header[1] + "."
+            found.setdefault(header[1], number)
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            found.setdefault(table + key[1], number)
+    return found
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return f"received {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
+
+
+def _struct_in(hint: Any) -> type[Struct] | None:
+    """Return the table type of an annotation, if it is one."""
+    if get_origin(hint) is Annotated:
+        return _struct_in(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return next((found for arg in get_args(hint) if (found := _struct_in(arg))), None)
+    return hint if isinstance(hint, type) and issubclass(hint, Struct) else None
+
+
+def _allowed(hint: Any) -> str:
+    return next(
+        (a.description for a in get_args(hint)[1:] if isinstance(a, Meta) and a.description), "another value"
+    )
+
+
+class _Check:
+    """Collects the mistakes of one job file."""
+
+    def __init__(self, lines: dict[str, int]) -> None:
+        self.lines = lines
+        self.problems: list[Problem] = []
+        self.wrong: set[str] = set()
+
+    def add(self, key: str, received: str, allowed: str) -> None:
+        line = self.lines.get(key) or self.lines.get(key.rpartition(".")[0])
+        self.problems.append(Problem(key, received, allowed, line))
+        self.wrong.add(key)
+
+    def table(self, raw: Any, cls: type[Struct], prefix: str) -> None:
+        """Check the types and ranges of one table, key by key."""
+        hints = get_type_hints(cls, include_extras=True)
+        for key in raw:
+            if key not in hints:
+                near = difflib.get_close_matches(key, hints, 1)
+                meant = f" (did you mean {near[0]!r}?)" if near else ""
+                self.add(prefix + key, f"unknown key{meant}", ", ".join(hints))
+        for field in msgspec.structs.fields(cls):
+            key, hint = prefix + field.encode_name, hints[field.name]
+            if field.encode_name not in raw:
+                if field.required:
+                    self.add(key, "missing", _allowed(hint))
+                continue
+            value = raw[field.encode_name]
+            nested = _struct_in(hint)
+            if nested is not None and isinstance(value, dict):
+                self.table(value, nested, key + ".")
+                continue
+            try:
+                msgspec.convert(value, hint)
+            except msgspec.ValidationError:
+                self.add(key, _show(value), _allowed(hint))
+
+    def meaning(self, raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> None:
+        """Check what types can't say, as far as the parts it needs are right."""
+        self._params(self._part(raw, "params"), folder)
+        self._quorum(self._part(raw, "policy").get("quorum"), raw.get("workers"))
+        for table in ("params", "train", "evaluate"):
+            part = self._part(raw, table)
+            self._command(f"{table}.command", part.get("command"))
+            self._env(f"{table}.env", part.get("env"))
+        train = self._part(raw, "train")
+        if "train.secrets" not in self.wrong:
+            for name in train.get("secrets", ()):
+                if not environ.get(name):
+                    self.add(
+                        "train.secrets",
+                        f"{name!r} is not set in this environment",
+                        f"names of variables that are set: export {name}=... first",
+                    )
+        workers = raw.get("workers")
+        if not {"train.files", "workers"} & self.wrong and isinstance(workers, int):
+            self._files(train.get("files", ()), workers, folder)
+
+    def _part(self, raw: dict[str, Any], name: str) -> dict[str, Any]:
+        part = raw.get(name)
+        return part if isinstance(part, dict) else {}
+
+    def _params(self, params: dict[str, Any], folder: Path) -> None:
+        if {"params.file", "params.command", "params"} & self.wrong:
+            return
+        ways = [way for way in ("file", "command") if way in params]
+        if len(ways) != 1:
+            self.add(
+                "params",
+                "both file and command" if ways else "neither file nor command",
+                "exactly one of: file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+            )
+        elif ways == ["file"]:
+            file = folder / params["file"]
+            if file.suffix not in {".npz", ".npy"}:
+                self.add("params.file", _show(params["file"]), "a path that ends in .npz or .npy")
+            elif not file.is_file():
+                self.add("params.file", f"no such file: {str(file)!r}", "a file that exists")
+
+    def _quorum(self, quorum: Any, workers: Any) -> None:
+        if {"policy.quorum", "workers"} & self.wrong or not isinstance(quorum, int):
+            return
+        if isinstance(workers, int) and not 1 <= quorum <= workers:
+            self.add("policy.quorum", _show(quorum), f"a whole number from 1 to {workers} (workers)")
+
+    def _command(self, key: str, command: Any) -> None:
+        if key not in self.wrong and isinstance(command, list) and not command:
+            self.add(key, "received []", "a list with at least the program's name, or a string")
+        words = command if isinstance(command, list) else [command]
+        if key not in self.wrong and any(isinstance(word, str) and "\0" in word for word in words):
+            self.add(key, "received a NUL character", "text without NUL characters")
+
+    def _env(self, key: str, env: Any) -> None:
+        if key in self.wrong or not isinstance(env, dict):
+            return
+        for name, value in env.items():
+            if not _VARIABLE.match(name) or name.startswith("ROUNDLOG_"):
+                self.add(
+                    f"{key}.{name}",
+                    f"received the name {name!r}",
+                    "letters, digits and '_', not beginning with a digit or ROUNDLOG_",
+                )
+            if isinstance(value, bool) or "\0" in str(value):
+                self.add(f"{key}.{name}", _show(value), "a string without NUL characters, or a number")
+
+    def _files(self, files: Any, workers: int, folder: Path) -> None:
+        targets: dict[str, str] = {}
+        for number, entry in enumerate(files):
+            given = FileEntry(source=entry) if isinstance(entry, str) else msgspec.convert(entry, FileEntry)
+            key = f"train.files[{number}]"
+            name = given.target or PurePosixPath(given.source).name
+            target = PurePosixPath(name)
+            if target.is_absolute() or ".." in target.parts or not target.parts or "\0" in name:
+                self.add(key, f"target {name!r}", "a relative path inside the worker's folder")
+            elif re.match(r"(params|weights|metrics)-\d+\.", target.name):
+                self.add(key, f"target {name!r}", "a name the rounds don't use (params-, weights-, metrics-)")
+            if name in targets:
+                self.add(key, f"target {name!r}, as {targets[name]}", "a target of its own")
+            targets[name] = key
+            ranks = range(workers) if RANK in given.source else range(1)
+            missing = [r for r in ranks if not (folder / given.source.replace(RANK, str(r))).exists()]
+            if missing:
+                path = folder / given.source.replace(RANK, str(missing[0]))
+                others = f" (and for {len(missing) - 1} more workers)" if len(missing) > 1 else ""
+                self.add(key, f"no such file or folder: {str(path)!r}{others}", "a path that exists")

@@ -1,0 +1,82 @@
+"""Keeps what a worker's commands print: all of it in a file up to a limit, the tail in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from runner.errors import LogError
+from schemas.text import tail
+
+_TAIL_BYTES = 4096
+
+
+class Output:
+    """The output of one worker's commands; one after the other, in one file.
+
+    Args:
+        path: the file; made when the first command begins.
+        limit_bytes: what is kept of one command's output; the rest is counted and dropped.
+
+    Raises:
+        LogError: the file can't be made.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self.path = path
+        self.limit_bytes = limit_bytes
+        self.count_bytes = 0
+        self._tail = b""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as e:
+            raise LogError(f"{path}: can't keep commands' output: {e.strerror}") from e
+
+    def begin(self, title: str) -> None:
+        """Begin the output of another command under a heading of its own."""
+        self.count_bytes = 0
+        self._tail = b""
+        self._keep(f"== {title} ==\n".encode())
+
+    def write(self, chunk: bytes) -> None:
+        """Take what was printed.
+
+        Raises:
+            LogError: it can't be kept.
+        """
+        room = self.limit_bytes - self.count_bytes
+        if room > 0:
+            self._keep(chunk[:room])
+            if len(chunk) > room:
+                self._keep(f"\n== the rest is dropped: over {self.limit_bytes} bytes ==\n".encode())
+        self.count_bytes += len(chunk)
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+
+    def end(self) -> None:
+        """End a command's output on a line of its own."""
+        if self.count_bytes and not self._tail.endswith(b"\n"):
+            self._keep(b"\n")
+
+    def tail(self) -> str:
+        """Return the last line that is not empty: 80 characters, none of them control characters."""
+        return tail(self._tail.decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """Close the file; once more is fine."""
+        self._file.close()
+
+    def _keep(self, data: bytes) -> None:
+        try:
+            if self._file.write(data) != len(data):
+                raise LogError(f"{self.path}: can't keep a command's output: the disk took only a part")
+        except OSError as e:
+            raise LogError(f"{self.path}: can't keep a command's output: {e.strerror}") from e
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,218 @@
+"""The one writer of the log: gives events their envelope and appends them; decides nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+import trio
+
+from runner.errors import LogError
+from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
+
+_SHORT = 1000
+_FIELDS: dict[type[Body], tuple[str, ...]] = {}
+
+
+def _fields(body: Body) -> tuple[str, ...]:
+    names = _FIELDS.get(type(body))
+    if names is None:
+        names = _FIELDS[type(body)] = tuple(f.name for f in fields(body))
+    return names
+
+
+class Recorder:
+    """Appends events to one log, which it keeps locked.
+
+    Args:
+        path: the log; must not exist.
+        run: id of the run.
+        folder: where events go that are too long for a line; named relative to the log.
+        clock: seconds from any origin, monotonic.
+        secrets: texts that never reach the log; each becomes ``***``.
+        listeners: called with every event after it was written.
+
+    Raises:
+        LogError: the log can't be made or is in use.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        run: str,
+        folder: Path,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        secrets: Iterable[str] = (),
+        listeners: Iterable[Callable[[dict[str, Any]], None]] = (),
+    ) -> None:
+        self.path = path
+        self.run = run
+        self.folder = folder
+        self.listeners = list(listeners)
+        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._clock = clock
+        self._began = clock()
+        self._seq = 0
+        self._last_us = 0
+        self._broken: str | None = None
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise LogError(f"{path}: can't make the log: {e.strerror}") from e
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        _sync_folder(path.parent)
+
+    def now_us(self) -> int:
+        """Return whole microseconds since the run began; never less than an event has said."""
+        now = round((self._clock() - self._began) * 1e6)
+        return max(now, self._last_us)
+
+    def emit(
+        self, body: Body, *, round: int | None = None, rank: int | None = None, since_us: int | None = None
+    ) -> int:
+        """Append one event, whole, by one write.
+
+        Args:
+            body: the fields of its kind.
+            round: the round it belongs to.
+            rank: the worker it belongs to.
+            since_us: for a finished span, when it began; sets its ``duration_s``.
+
+        Returns:
+            The event's time in microseconds.
+
+        Raises:
+            LogError: it could not be written; nor will be anything after it.
+        """
+        if self._broken is not None:
+            raise LogError(self._broken)
+        t_us = self.now_us()
+        event: dict[str, Any] = {
+            "v": VERSION,
+            "run": self.run,
+            "seq": self._seq,
+            "t": t_us / 1e6,
+            "ts": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "kind": body.kind,
+            "round": round,
+            "rank": rank,
+        }
+        for name in _fields(body):
+            event[name] = getattr(body, name)
+        if isinstance(body, Finished) and since_us is not None:
+            event["duration_s"] = (t_us - since_us) / 1e6
+        if self._secrets:
+            event = self._masked(event)
+        self._append(self._line(event))
+        self._seq += 1
+        self._last_us = t_us
+        for listener in self.listeners:
+            listener(event)
+        return t_us
+
+    async def flush(self) -> None:
+        """Wait until all events so far are on the disk; the loop goes on meanwhile.
+
+        Raises:
+            LogError: the disk refused.
+        """
+        try:
+            await trio.to_thread.run_sync(os.fsync, self._fd)
+        except OSError as e:
+            self._broken = f"{self.path}: can't write the log to disk: {e.strerror}"
+            raise LogError(self._broken) from e
+
+    def close(self) -> None:
+        """Unlock and close the log; once more is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def relative(self, path: Path) -> str:
+        """Return a path the way events name it: relative to the log's folder, with ``/``."""
+        return Path(os.path.relpath(path, self.path.parent)).as_posix()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._fd, line)
+        except OSError as e:
+            self._broken = f"{self.path}: can't write the log: {e.strerror}"
+            raise LogError(self._broken) from e
+        if written != len(line):
+            self._broken = f"{self.path}: only {written} of {len(line)} bytes of an event could be written"
+            raise LogError(self._broken)
+
+    def _line(self, event: dict[str, Any]) -> bytes:
+        try:
+            line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+        except TypeError:  # lone surrogates, from file names that are not UTF-8
+            event.update(_encodable(event))
+            line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+        if len(line) <= MAX_LINE_BYTES:
+            return line
+        whole = self.folder / f"event-{event['seq']}.json"
+        try:
+            whole.write_bytes(line)
+        except OSError as e:
+            self._broken = f"{whole}: can't write an event that is too long for a line: {e.strerror}"
+            raise LogError(self._broken) from e
+        event.update(_shortened(event), overflow_path=self.relative(whole))
+        return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for secret in self._secrets:
+                value = value.replace(secret, "***")
+            return value
+        if isinstance(value, dict):
+            return {self._masked(key): self._masked(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._masked(item) for item in value]
+        return value
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in value]
+    return value
+
+
+def _shortened(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the long fields of an event, cut; the types stay."""
+    cut: dict[str, Any] = {}
+    for name, value in event.items():
+        if isinstance(value, str) and len(value) > _SHORT:
+            cut[name] = value[:_SHORT]
+        elif isinstance(value, dict | list | tuple) and len(orjson.dumps(value)) > _SHORT:
+            cut[name] = {} if isinstance(value, dict) else []
+    return cut
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a folder's list of names on the disk, so that a new file is found after power loss."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

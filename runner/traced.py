@@ -1,0 +1,139 @@
+"""Wraps any connection so that what it does is in the log; the connection doesn't know."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from runner.connection import Connection, Ended, Transferred
+from runner.errors import DeadlineError
+from runner.job import Command
+from runner.output import Output
+from runner.recorder import Recorder
+from schemas.events import Body, Exec, ExecStart, Finished, Pull, PullStart, Push, PushStart
+from schemas.text import duration
+
+
+class TracedConnection:
+    """A connection of one worker in one round, traced.
+
+    Each call emits an event when it begins and one when it ends, also when it fails or is cancelled;
+    exceptions go through. Attributes it doesn't have are the wrapped connection's.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        recorder: Recorder,
+        *,
+        round: int | None,
+        rank: int | None,
+        attempt: int = 1,
+    ) -> None:
+        self._connection = connection
+        self._recorder = recorder
+        self._round = round
+        self._rank = rank
+        self._attempt = attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def push(self, source: Path, target: str) -> Transferred:
+        """Push, and say so."""
+        done: Transferred | None = None
+
+        def finish(error: str | None) -> Push:
+            size, reused = (done.size_bytes, done.reused) if done else (_size(source), 0)
+            return Push(path=target, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
+
+        with self._span(PushStart(path=target, attempt=self._attempt), finish):
+            done = await self._connection.push(source, target)
+        return done
+
+    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
+        """Pull, and say so."""
+        done: Transferred | None = None
+
+        def finish(error: str | None) -> Pull:
+            size, reused = (done.size_bytes, done.reused) if done else (None, 0)
+            return Pull(path=source, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
+
+        with self._span(PullStart(path=source, attempt=self._attempt), finish):
+            done = await self._connection.pull(source, target, max_bytes=max_bytes)
+        return done
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Output,
+        remove: Sequence[str] = (),
+        expect: Sequence[str] = (),
+        timeout_s: float = float("inf"),
+    ) -> Ended:
+        """Execute, and say so.
+
+        Raises:
+            DeadlineError: it took longer than `timeout_s` seconds, and was ended.
+        """
+        ended: Ended | None = None
+
+        def finish(error: str | None) -> Exec:
+            return Exec(
+                exit_code=ended.exit_code if ended else None,
+                output_tail=output.tail(),
+                output_bytes=output.count_bytes,
+                output_path=self._recorder.relative(output.path),
+                attempt=self._attempt,
+                error=error or (_exit_error(ended.exit_code) if ended else None),
+            )
+
+        shown = command if isinstance(command, str) else shlex.join(command)
+        with self._span(ExecStart(command=shown, attempt=self._attempt), finish):
+            with trio.move_on_after(timeout_s):
+                ended = await self._connection.exec(
+                    command, env=env, output=output, remove=remove, expect=expect
+                )
+            if ended is None:
+                raise DeadlineError(f"timed out after {duration(timeout_s)}")
+        return ended
+
+    @contextmanager
+    def _span(self, start: Body, finish: Callable[[str | None], Finished]) -> Iterator[None]:
+        """Emit `start`, and whatever happens inside, what `finish` makes of the error."""
+        began = self._emit(start)
+        error: str | None = None
+        try:
+            yield
+        except BaseException as e:
+            error = _told(e)
+            raise
+        finally:
+            self._emit(finish(error), began)
+
+    def _emit(self, body: Body, since_us: int | None = None) -> int:
+        return self._recorder.emit(body, round=self._round, rank=self._rank, since_us=since_us)
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, trio.Cancelled):
+        return "cancelled"
+    return str(error) or type(error).__name__
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _exit_error(code: int) -> str | None:
+    return None if code == 0 else f"ended by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,261 @@
+"""Workers as processes of this machine, each in a folder of its own; knows nothing of rounds."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from runner.connection import Ended, Transferred, checked_name
+from runner.errors import CommandError, TransferError
+from runner.job import PYTHON, Command
+from runner.output import Output
+
+_CHUNK_BYTES = 16 << 20
+_PIPE_BYTES = 1 << 20
+_TERM_S = 1.0
+"""How long a cancelled command has between SIGTERM and SIGKILL."""
+_DRAIN_S = 1.0
+"""How long output is waited for after the command has ended."""
+MARK = "ROUNDLOG_FOLDER"
+"""Environment variable that marks all processes of one worker: its folder, absolute."""
+
+
+async def connect(folder: Path) -> LocalConnection:
+    """Make a worker's folder, private to the user, and return the connection to it.
+
+    Raises:
+        TransferError: it can't be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        raise TransferError(f"can't make the worker's folder {folder}: {e.strerror}") from e
+    return LocalConnection(folder)
+
+
+class LocalConnection:
+    """A worker on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self.folder = str(self._folder)
+        self.address = f"local:{self._folder}"
+        self.facts: Mapping[str, str | int | float] = {
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
+            "memory_bytes": _memory_bytes(),
+            "system": f"{platform.system()} {platform.machine()}",
+        }
+
+    async def push(self, source: Path, target: str) -> Transferred:
+        """Copy a file into the folder."""
+        path = self._folder / checked_name(target)
+        try:
+            return Transferred(await _copy(source, path))
+        except OSError as e:
+            raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
+
+    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
+        """Link a file out of the folder, or copy it where a link can't be."""
+        path, part = self._folder / checked_name(source), _part(target)
+        try:
+            part.unlink(missing_ok=True)
+            try:
+                os.link(path, part, follow_symlinks=False)
+            except OSError as e:
+                if e.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}:
+                    raise
+                size = _pullable(source, path, max_bytes)
+                await _copy(path, target)
+            else:
+                size = _pullable(source, part, max_bytes)
+                part.replace(target)
+        except OSError as e:
+            raise TransferError(f"can't pull {source}: {e.strerror}") from e
+        finally:
+            part.unlink(missing_ok=True)
+        await trio.lowlevel.checkpoint()
+        return Transferred(size)
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Output,
+        remove: Sequence[str] = (),
+        expect: Sequence[str] = (),
+    ) -> Ended:
+        """Run a command in its own session, and end all that is left of it."""
+        for name in remove:
+            with suppress(FileNotFoundError):
+                (self._folder / checked_name(name)).unlink()
+        shell = isinstance(command, str)
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        if not shell:
+            words = [sys.executable if word == PYTHON else word for word in words]
+        try:
+            with trio.CancelScope(shield=True):
+                process = await trio.lowlevel.open_process(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._folder,
+                    env={**os.environ, **env, MARK: self.folder},
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as e:
+            raise CommandError(f"can't start {words[0]!r}: {getattr(e, 'strerror', None) or e}") from e
+        ended = False
+        try:
+            await _to_end(process, output)
+            ended = True
+        finally:
+            with trio.CancelScope(shield=True):
+                await _end(process, gently=not ended)
+        return Ended(
+            await process.wait(), {name: size for name in expect if (size := self._size(name)) is not None}
+        )
+
+    async def close(self) -> None:
+        """End every process that carries this worker's mark."""
+        for pid in await trio.to_thread.run_sync(_marked, self.folder):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self._folder / checked_name(name)).lstat().st_size
+        except OSError:
+            return None
+
+
+async def _to_end(process: trio.Process, output: Output) -> None:
+    """Take the output until the command itself has ended; children that live on don't count."""
+    stream = process.stdout
+    assert isinstance(stream, trio.lowlevel.FdStream)  # noqa: S101 - a pipe was asked for
+    with suppress(OSError, AttributeError):
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drain, stream, output)
+        await _ended(process)
+        _kill_group(process.pid, signal.SIGKILL)
+        nursery.cancel_scope.deadline = trio.current_time() + _DRAIN_S
+
+
+async def _end(process: trio.Process, *, gently: bool) -> None:
+    """End the process group and take the exit status; only then may its id become another's."""
+    if gently:
+        _kill_group(process.pid, signal.SIGTERM)
+        with trio.move_on_after(_TERM_S):
+            await _ended(process)
+    _kill_group(process.pid, signal.SIGKILL)
+    await process.wait()
+    if process.stdout is not None:
+        await process.stdout.aclose()
+
+
+async def _drain(stream: trio.abc.ReceiveStream, output: Output) -> None:
+    while chunk := await stream.receive_some(_PIPE_BYTES):
+        output.write(bytes(chunk))
+
+
+async def _ended(process: trio.Process) -> None:
+    """Wait for the end without taking the exit status, so that the group's id stays taken."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # no Linux, or ended and taken already
+        await process.wait()
+        return
+    try:
+        await trio.lowlevel.wait_readable(fd)
+    finally:
+        os.close(fd)
+
+
+def _kill_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _marked(folder: str) -> list[int]:
+    """Return the processes, other than this one, whose environment has the worker's mark."""
+    mark = os.fsencode(f"{MARK}={folder}")
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with suppress(OSError):
+            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def _pullable(name: str, path: Path, max_bytes: int) -> int:
+    """Return the size of a regular file that is not too large.
+
+    Raises:
+        TransferError: it is another thing or larger.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise TransferError(f"can't pull {name}: it is no regular file")
+    if status.st_size > max_bytes:
+        raise TransferError(f"can't pull {name}: it has {status.st_size} bytes, more than {max_bytes}")
+    return status.st_size
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+async def _copy(source: Path, target: Path) -> int:
+    """Copy a file under another name and rename it when it is whole; return its size."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = _part(target)
+    out = -1
+    try:
+        with open(source, "rb", opener=_regular) as file:
+            status = os.fstat(file.fileno())
+            part.unlink(missing_ok=True)
+            out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, status.st_mode & 0o700 | 0o600)
+            copied = 0
+            while count := await trio.to_thread.run_sync(_some, file.fileno(), out, copied):
+                copied += count
+        part.replace(target)
+    finally:
+        if out >= 0:
+            os.close(out)
+        part.unlink(missing_ok=True)
+    return copied
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open without waiting at a fifo."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _some(source: int, target: int, offset: int) -> int:
+    try:
+        return os.copy_file_range(source, target, _CHUNK_BYTES, offset, offset)
+    except (AttributeError, OSError):  # not here, or not between these file systems
+        chunk = os.pread(source, _CHUNK_BYTES, offset)
+        written = 0
+        while written < len(chunk):
+            written += os.pwrite(target, chunk[written:], offset + written)
+        return len(chunk)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
