@@ -11,7 +11,9 @@ import io
 import os
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ BLOCK = 1 << 16
 """Elements handled at a time: what fits the processor's cache."""
 SINGLE = "array"
 """Name of the one array of an .npy file."""
+_PENDING = 64
+"""Blocks that may wait to be written."""
+_SYNC_BYTES = 16 << 20
 _MAX_HEADER_BYTES = 10_000
 _KINDS = "fciub"
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, KeyError)
@@ -232,29 +237,50 @@ class ArrayWriter:
 
 
 class _Hashing(io.RawIOBase):
-    """A file that can only be appended to and hashes what it gets."""
+    """A file that can only be appended to; a thread of its own hashes, writes and syncs.
+
+    What is written must not be changed afterwards. The disk works while the next blocks are made, so
+    that there is little left to wait for at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         path.unlink(missing_ok=True)
         self.sha256 = hashlib.sha256()
-        self._file = path.open("xb", buffering=1 << 18)
+        self._file = path.open("xb", buffering=0)
+        self._unsynced = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: deque[Future[None]] = deque()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
+        self._pending.append(self._thread.submit(self._take, data))
+        if len(self._pending) > _PENDING:
+            self._pending.popleft().result()
+        return memoryview(data).nbytes
 
     def sync(self) -> None:
-        self._file.flush()
+        while self._pending:
+            self._pending.popleft().result()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if not self.closed:
+            self._thread.shutdown(cancel_futures=True)
             self._file.close()
         super().close()
+
+    def _take(self, data: Any) -> None:
+        self.sha256.update(data)
+        rest = memoryview(data).cast("B")
+        self._unsynced += rest.nbytes
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        if self._unsynced >= _SYNC_BYTES:
+            os.fdatasync(self._file.fileno())
+            self._unsynced = 0
 
 
 def sha256_of(path: Path) -> str:

@@ -101,7 +101,7 @@ class Recorder:
             "run": self.run,
             "seq": self._seq,
             "t": t_us / 1e6,
-            "ts": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "ts": datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z",
             "kind": body.kind,
             "round": round,
             "rank": rank,

@@ -22,6 +22,8 @@ from runner.job import PYTHON, Command
 from runner.output import Output
 
 _CHUNK_BYTES = 16 << 20
+_SMALL_BYTES = 1 << 20
+"""Up to here a copy is quicker than handing it to a thread."""
 _PIPE_BYTES = 1 << 20
 _TERM_S = 1.0
 """How long a cancelled command has between SIGTERM and SIGKILL."""
@@ -231,7 +233,13 @@ async def _copy(source: Path, target: Path) -> int:
             part.unlink(missing_ok=True)
             out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, status.st_mode & 0o700 | 0o600)
             copied = 0
-            while count := await trio.to_thread.run_sync(_some, file.fileno(), out, copied):
+            while copied < status.st_size:
+                if status.st_size <= _SMALL_BYTES:
+                    count = _some(file.fileno(), out, copied)
+                else:
+                    count = await trio.to_thread.run_sync(_some, file.fileno(), out, copied)
+                if count == 0:
+                    raise TransferError(f"{source} shrank while it was copied")
                 copied += count
         part.replace(target)
     finally:

@@ -1,0 +1,13 @@
+# Sees to the Debian packages the tests need: installs what is missing where it may, else says what is skipped.
+missing=
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086 # one word a package
+    if { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1; then
+        exit 0
+    fi
+fi
+[ -z "${ROUNDLOG_REQUIRE_ALL:-}" ] || { echo "error: can't install:$missing" >&2; exit 1; }
+echo "note: not installed and not installable here:$missing; tests that need them are skipped" >&2
