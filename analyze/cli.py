@@ -1,0 +1,345 @@
+"""The command line: parses arguments, prints, and says by the exit code how it went; knows no SQL of its own.
+
+Exit codes: 0 clean; 3 usable, but a log is damaged; 1 nothing usable; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+import duckdb
+
+from analyze import export, told
+from analyze.compare import comparison, letter
+from analyze.database import Database, NothingUsableError, empty, opened
+from analyze.glyphs import SETS, choose
+from analyze.report import gantt_lines, stories, summary_lines, write_report
+from analyze.terminal import Column, Paper, joined, sentence, table
+from schemas.text import printable
+
+DAMAGED = 3
+
+
+def _version() -> str:
+    try:
+        return version("roundlog")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _say(text: str) -> None:
+    click.echo(printable(text), err=True)
+
+
+def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
+    terminal = sys.stdout.isatty()
+    # click drops colours by itself where stdout is no terminal; NO_COLOR is ours to heed.
+    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    columns = width or shutil.get_terminal_size((80, 24)).columns
+    return Paper(
+        columns, choose(glyphs, sys.stdout.encoding), colour=colour, wrap=terminal or width is not None
+    )
+
+
+@contextmanager
+def _logs(paths: Iterable[str | Path], *, documented: bool = False) -> Iterator[Database]:
+    """Open logs, warn of what the user should know, and exit with 3 afterwards where some are damaged."""
+    with opened([Path(path) for path in paths], documented=documented) as database:
+        for warning in database.warnings():
+            _say(f"warning: {warning}")
+        for problem in database.problems:
+            _say(f"warning: {problem}")
+        yield database
+        damaged = database.damaged
+    if damaged:
+        sys.stdout.flush()
+        raise click.exceptions.Exit(DAMAGED)
+
+
+def _rounds(values: tuple[str, ...]) -> set[int] | None:
+    """Return the rounds named as ``3`` or ``2-5``."""
+    wanted: set[int] = set()
+    for value in values:
+        if not (found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", value)):
+            raise click.BadParameter(
+                f"{value!r} is neither a round nor a range such as 2-5", param_hint="--round"
+            )
+        first = int(found[1])
+        last = int(found[2] or first)
+        if last < first or last - first > 100_000:
+            raise click.BadParameter(f"{value!r} is no range", param_hint="--round")
+        wanted.update(range(first, last + 1))
+    return wanted or None
+
+
+_log = click.argument("log", type=click.Path(path_type=Path))
+_width = click.option(
+    "--width", type=click.IntRange(20, 10_000), help="Columns to use; default: the terminal's, or 80."
+)
+_glyphs = click.option(
+    "--glyphs", type=click.Choice(["auto", *SETS]), default="auto", help="Characters to draw with."
+)
+_workers = click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Workers to draw; the rest is counted.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(_version(), prog_name="analyze")
+def cli() -> None:
+    r"""Read logs of runs: who did what when, what was lost, and what came of it.
+
+    \b
+    Exit codes: 0 clean; 3 usable, but the log is damaged; 1 nothing usable; 2 wrong usage.
+    """
+
+
+@cli.command()
+@_log
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: the log's."
+)
+@_width
+@_glyphs
+@_workers
+def report(log: Path, output: Path | None, width: int | None, glyphs: str, workers: int) -> None:
+    """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
+    paper = _paper(width, glyphs)
+    stem = log.name.removesuffix(".jsonl")
+    with _logs([log]) as database:
+        for i, story in enumerate(stories(database)):
+            if i:
+                click.echo()
+            click.echo(joined(gantt_lines(database, story, paper, workers=workers, wanted=None)))
+            click.echo(joined(summary_lines(story, paper)), nl=False)
+            sys.stdout.flush()
+            folder = output or log.parent
+            for path in write_report(database, story, folder, stem if not i else f"{stem}-{i + 1}"):
+                _say(f"wrote {path}")
+
+
+@cli.command()
+@_log
+@_width
+@click.option("--round", "rounds", multiple=True, metavar="N|A-B", help="Only these rounds; may be repeated.")
+@_glyphs
+@_workers
+def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, workers: int) -> None:
+    """Draw each round: a row for the scheduler and one for each worker."""
+    wanted, paper = _rounds(rounds), _paper(width, glyphs)
+    with _logs([log]) as database:
+        for i, story in enumerate(stories(database)):
+            if i:
+                click.echo()
+            click.echo(joined(gantt_lines(database, story, paper, workers=workers, wanted=wanted)), nl=False)
+
+
+@cli.command()
+@_log
+@_width
+def summary(log: Path, width: int | None) -> None:
+    """Print a row for each round, the totals, what was rejected or lost, and damage of the log."""
+    paper = _paper(width)
+    with _logs([log]) as database:
+        for i, story in enumerate(stories(database)):
+            if i:
+                click.echo()
+            click.echo(joined(summary_lines(story, paper)), nl=False)
+
+
+def _found(names: Iterable[str], folder: str) -> list[Path]:
+    """Return the logs named, those in the folders named, or those in the default folder."""
+    paths: list[Path] = []
+    for name in list(names) or [folder]:
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(path.glob("*.jsonl"))
+            if not inside:
+                raise NothingUsableError(
+                    f"no logs in {path}", "a log is written by 'runner start' as runs/<run>.jsonl"
+                )
+            paths += inside
+        else:
+            paths.append(path)
+    return paths
+
+
+_runs = click.option(
+    "--runs", "folder", default="runs", show_default=True, help="Folder with logs, where none is named."
+)
+
+
+@cli.command()
+@click.argument("query", required=False)
+@click.argument("logs", nargs=-1)
+@_runs
+@click.option(
+    "--format", "form", type=click.Choice(export.FORMATS), default="table", help="How to write the result."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File; default: stdout."
+)
+@click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
+def sql(
+    query: str | None, logs: tuple[str, ...], folder: str, form: str, output: Path | None, *, schema: bool
+) -> None:
+    r"""Ask QUERY of one log, several, or all in a folder.
+
+    \b
+    analyze sql "SELECT run, round, duration_s FROM rounds ORDER BY duration_s DESC LIMIT 5"
+    analyze sql --schema
+    """
+    if schema:
+        _show_schema()
+        return
+    if not query or not query.strip():
+        raise click.UsageError("no query; 'analyze sql --schema' shows what can be asked")
+    if form == "parquet" and output is None and sys.stdout.isatty():
+        raise click.UsageError("parquet is no text: name a file by -o")
+    with _logs(_found(logs, folder), documented=True) as database:
+        if form == "parquet":
+            _parquet(database, query, output)
+            return
+        database.fence()
+        cursor = database.con.execute(query)
+        described = cursor.description or []
+        text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            export.write_whole(output, text.encode())
+            _say(f"wrote {output}")
+
+
+def _parquet(database: Database, query: str, output: Path | None) -> None:
+    with export.parquet_room(database.con) as room:
+        database.fence()
+        export.write_parquet(database.con, query, room)
+        if output is None:
+            sys.stdout.buffer.write(room.read_bytes())
+            sys.stdout.buffer.flush()
+        else:
+            export.move_into_place(room, output)
+            _say(f"wrote {output}")
+
+
+def _show_schema() -> None:
+    paper = _paper()
+    con = empty()
+    for i, (view, doc, columns) in enumerate(Database(con).documented()):
+        if i:
+            click.echo()
+        click.echo(paper.paint(view, bold=True))
+        click.echo(joined(sentence(doc, paper)), nl=False)
+        heads = [Column("  column"), Column("type"), Column("meaning", wrap=True)]
+        rows = [[f"  {name}", kind, meaning] for name, kind, meaning in columns]
+        click.echo(joined(list(table(heads, rows, width=paper.width if paper.wrap else None))), nl=False)
+
+
+@cli.command()
+@click.argument("logs", nargs=-1)
+@_runs
+@_width
+def runs(logs: tuple[str, ...], folder: str, width: int | None) -> None:
+    """List runs, a line each; LOGS are logs or folders with logs."""
+    paper = _paper(width)
+    with _logs(_found(logs, folder)) as database:
+        made = told.runs_table(database.rows("SELECT * FROM runs ORDER BY run, run_no"))
+        click.echo(
+            joined(table(made.columns, made.rows, width=paper.width if paper.wrap else None)), nl=False
+        )
+
+
+@cli.command()
+@click.argument("logs", nargs=-1, required=True)
+@_width
+def compare(logs: tuple[str, ...], width: int | None) -> None:
+    """Put runs side by side; differences are to the first."""
+    paper = _paper(width)
+    with _logs(_found(logs, "runs")) as database:
+        everyone = database.rows(
+            "SELECT r.run, r.run_no, r.file, r.job_name, m.* EXCLUDE (run, run_no) FROM runs r "
+            "LEFT JOIN run_medians m USING (run_no) ORDER BY run_no"
+        )
+        if len(everyone) < 2:
+            raise click.UsageError("one run alone can't be compared; name two or more")
+        for i, run in enumerate(everyone):
+            job = f"  {run['job_name']}" if run["job_name"] else ""
+            yet = "" if run["rounds"] else "  (no round has ended)"
+            for line in sentence(f"{letter(i)}  {run['run']}{job}  {run['file']}{yet}", paper, indent=""):
+                click.echo(line)
+        click.echo()
+        last = [
+            {
+                m["name"]: m
+                for m in database.rows(
+                    "SELECT * FROM last_metrics WHERE run_no = ? ORDER BY source, name", r["run_no"]
+                )
+            }
+            for r in everyone
+        ]
+        made = comparison(everyone, last)
+        click.echo(joined(table(made.columns, made.rows)), nl=False)
+
+
+def _fail(message: str, hint: str, code: int) -> int:
+    _say(f"error: {message}")
+    _say(f"hint: {hint}")
+    return code
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        result = cli.main(args=arguments, prog_name="analyze", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.ClickException as e:
+        context = getattr(e, "ctx", None)
+        path = context.command_path if context else "analyze"
+        return _fail(e.format_message(), f"'{path} -h' shows how", 2)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except NothingUsableError as e:
+        return _fail(str(e), e.hint, 1)
+    except export.NoResultError as e:
+        return _fail(str(e), "ask for rows, by SELECT", 2)
+    except duckdb.Error as e:
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["the query failed"]
+        return _fail(lines[0], "'analyze sql --schema' shows every view and column", 2)
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing is left to say, at the interpreter's exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as e:
+        return _fail(
+            f"{e.filename or 'output'}: {(e.strerror or str(e)).lower()}",
+            "-o names another folder or file",
+            1,
+        )
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Opens logs as a documented database and fences it in; knows no renderer and no command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from analyze.load import Loader, Log, make_tables
+from analyze.shapes import columns
+from schemas.events import VERSION
+
+Row = dict[str, Any]
+
+
+class NothingUsableError(Exception):
+    """None of the logs holds an event; `hint` says what may help."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class Database:
+    """Loaded logs and the views over them."""
+
+    con: duckdb.DuckDBPyConnection
+    logs: list[Log] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Logs that gave nothing, in words."""
+
+    @property
+    def damaged(self) -> bool:
+        """Say whether anything of any log is lost."""
+        return bool(self.problems) or any(log.damaged for log in self.logs)
+
+    def rows(self, query: str, *parameters: Any) -> list[Row]:
+        """Return the rows of a query of ours as dicts."""
+        cursor = self.con.execute(query, list(parameters))
+        names = [column[0] for column in cursor.description or []]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what the user should know of the versions of the logs."""
+        for log in self.logs:
+            if (log.newest_version or 0) > VERSION:
+                yield (
+                    f"{log.path} is of schema version {log.newest_version}, this analyzer knows {VERSION}: "
+                    "what it does not know is kept in the column 'extra' of 'events'"
+                )
+
+    def fence(self) -> None:
+        """Let no query reach files, the network or the configuration from here on."""
+        self.con.execute("SET enable_external_access = false")
+        self.con.execute("SET lock_configuration = true")
+
+    def documented(self) -> Iterator[tuple[str, str, list[tuple[str, str, str]]]]:
+        """Yield each view, what it is, and name, type and meaning of its columns."""
+        views = self.con.execute(
+            "SELECT view_name, comment FROM duckdb_views() "
+            "WHERE NOT internal AND schema_name = 'main' ORDER BY 1"
+        ).fetchall()
+        for view, comment in views:
+            found = self.con.execute(
+                "SELECT column_name, data_type, coalesce(comment, '') FROM duckdb_columns() "
+                "WHERE table_name = ? AND schema_name = 'main' ORDER BY column_index",
+                [view],
+            ).fetchall()
+            yield view, comment or "", found
+
+
+def _why_unreadable(path: Path, error: OSError) -> str:
+    if path.is_dir():
+        return f"{path} is a directory"
+    return f"{path}: {(error.strerror or str(error)).lower()}"
+
+
+@contextmanager
+def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Database]:
+    """Load logs and make the views; their documents only where they are asked for, since that takes time.
+
+    Raises:
+        NothingUsableError: no log holds an event.
+    """
+    con = duckdb.connect(":memory:")
+    try:
+        con.execute("SET autoinstall_known_extensions = false")
+        con.execute("SET autoload_known_extensions = false")
+        con.execute("SET enable_progress_bar = false")
+        make_tables(con)
+        database = Database(con)
+        loader = Loader(con)
+        seen: set[Path] = set()
+        for path in paths:
+            if (real := path.resolve()) in seen:
+                continue
+            seen.add(real)
+            try:
+                log = loader.load(path)
+            except OSError as e:
+                database.problems.append(_why_unreadable(path, e))
+                continue
+            database.logs.append(log)
+            if not log.events:
+                database.problems.append(_why_nothing(log, con))
+        loader.finish()
+        if not any(log.events for log in database.logs):
+            raise _nothing(database)
+        _make_views(con, documented=documented)
+        yield database
+    finally:
+        con.close()
+
+
+def empty() -> duckdb.DuckDBPyConnection:
+    """Return a database with the views and no rows."""
+    con = duckdb.connect(":memory:")
+    make_tables(con)
+    _make_views(con, documented=True)
+    return con
+
+
+def _make_views(con: duckdb.DuckDBPyConnection, *, documented: bool) -> None:
+    text = (files("analyze") / "views.sql").read_text(encoding="utf-8")
+    views, mark, documents = text.partition("\n-- What each view")
+    con.execute(views)
+    if not documented:
+        return
+    con.execute(mark + documents)
+    for name, shape in columns().items():
+        if name != "run":
+            doc = shape.doc.replace("'", "''")
+            con.execute(f"COMMENT ON COLUMN events.\"{name}\" IS '{doc}'")
+
+
+def _why_nothing(log: Log, con: duckdb.DuckDBPyConnection) -> str:
+    if not log.lines:
+        return f"{log.path} is empty"
+    reasons = con.execute(
+        "SELECT reason, count(*) FROM store.rejects WHERE log_no = (SELECT max(log_no) FROM store.rejects) "
+        "GROUP BY ALL ORDER BY 2 DESC, 1 LIMIT 3"
+    ).fetchall()
+    told = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+    lines = "its one line is no event" if log.lines == 1 else f"none of its {log.lines} lines is an event"
+    return f"{log.path} is no log of a run: {lines}: {told}"
+
+
+def _nothing(database: Database) -> NothingUsableError:
+    if not database.problems:
+        return NothingUsableError("no logs", "name a log, or a folder with logs by --runs")
+    message = "; ".join(database.problems[:3])
+    if len(database.problems) > 3:
+        message += f"; and {len(database.problems) - 3} more"
+    return NothingUsableError(message, _hint(database))
+
+
+def _hint(database: Database) -> str:
+    if any("is a directory" in problem for problem in database.problems):
+        return "name the log itself, such as runs/<run>.jsonl"
+    if not database.logs:
+        return "'analyze runs' lists the logs in runs/"
+    if any(log.running for log in database.logs):
+        return "the run has just begun: try again in a moment"
+    return "a log is written by 'runner start' as runs/<run>.jsonl"
+
+
+def parsed(text: str | None) -> Any:
+    """Return a JSON column's value."""
+    return None if text is None else json.loads(text)

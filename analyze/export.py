@@ -1,0 +1,109 @@
+"""Writes the result of a query as table, csv, json or parquet; knows no log."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from analyze.terminal import Column, joined, table
+
+FORMATS = ("table", "csv", "json", "parquet")
+
+
+class NoResultError(Exception):
+    """A statement gave nothing that could be written."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(_plain(value), ensure_ascii=False)
+    return str(value)
+
+
+def text(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any]], form: str) -> str:
+    """Return rows as text."""
+    if form == "json":
+        lines = [
+            json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows
+        ]
+        return "[" + ",\n ".join(lines) + "]\n"
+    if form == "csv":
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        return out.getvalue()
+    numeric = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UBIGINT", "FLOAT", "DOUBLE"}
+    columns = [Column(n, right=str(t) in numeric) for n, t in zip(names, types, strict=True)]
+    return joined(table(columns, [[_cell(value) for value in row] for row in rows]))
+
+
+@contextmanager
+def parquet_room(con: duckdb.DuckDBPyConnection) -> Iterator[Path]:
+    """Give a private folder that a fenced database may write into, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="roundlog-") as folder:
+        con.execute("SET allowed_directories = ?", [[folder]])
+        yield Path(folder) / "result.parquet"
+
+
+def write_parquet(con: duckdb.DuckDBPyConnection, query: str, path: Path) -> None:
+    """Write the result of a query; it can reach no other file.
+
+    Raises:
+        NoResultError: the statement has no result.
+    """
+    relation = con.sql(query)
+    if relation is None:
+        raise NoResultError("the statement has no result to write as parquet")
+    relation.write_parquet(str(path))
+
+
+def move_into_place(made: Path, target: Path) -> None:
+    """Put a finished file at its place, whole or not at all."""
+    near = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(made, near)
+        near.replace(target)
+    finally:
+        near.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    near = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        near.write_bytes(content)
+        near.replace(target)
+    finally:
+        near.unlink(missing_ok=True)

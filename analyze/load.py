@@ -1,0 +1,321 @@
+"""Loads logs into DuckDB tables, batch by batch; knows no question that is asked of them.
+
+The tables are in the schema ``store``: ``logs`` (a row a file), ``runs`` (a row a run in a file), ``events``,
+``rejects`` (a row a line that is no event) and ``gaps`` (events that are missing without a trace).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+from msgspec.json import encode
+
+from analyze.fast import Int64
+from analyze.lines import HEAD_BYTES, chunks
+from analyze.order import faults
+from analyze.reader import Batch, Reader, Reject
+from analyze.shapes import NULL, Field, of_kind
+from schemas.events import BY_KIND
+
+MICRO = 1_000_000
+OTHER = "other"
+"""Where events of kinds that we do not know are."""
+
+TABLES = """
+CREATE SCHEMA store;
+CREATE TABLE store.logs (
+    log_no INTEGER, file VARCHAR, size_bytes BIGINT, lines BIGINT, running BOOLEAN,
+    oldest_version BIGINT, newest_version BIGINT);
+CREATE TABLE store.runs (run_no INTEGER, log_no INTEGER, run VARCHAR);
+CREATE TABLE store.rejects (
+    log_no INTEGER, line BIGINT, byte_offset BIGINT, length BIGINT, reason VARCHAR, detail VARCHAR,
+    head VARCHAR);
+CREATE TABLE store.gaps (log_no INTEGER, run_no INTEGER, before_line BIGINT, missing BIGINT);
+"""
+
+
+@dataclass(slots=True)
+class Log:
+    """What loading one file found."""
+
+    path: Path
+    lines: int = 0
+    events: int = 0
+    rejects: int = 0
+    missing: int = 0
+    newest_version: int | None = None
+    running: bool = False
+
+    @property
+    def damaged(self) -> bool:
+        """Say whether anything of the log is lost."""
+        return bool(self.rejects or self.missing)
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """What the order of the events is checked by, for all of a file."""
+
+    line: list[Int64] = field(default_factory=list)
+    seq: list[Int64] = field(default_factory=list)
+    t_us: list[Int64] = field(default_factory=list)
+    run_no: list[Int64] = field(default_factory=list)
+
+
+def make_tables(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the empty tables; events lie in one narrow table a kind, since DuckDB fills a wide one slowly."""
+    con.execute(TABLES)
+    for kind in (*BY_KIND, OTHER):
+        fields = ", ".join(f'"{f.name}" {f.sql}' for f in of_kind(kind).values())
+        con.execute(
+            f"CREATE TABLE {_table(kind)} (run_no INTEGER, line BIGINT, byte_offset BIGINT, t_us BIGINT, "
+            f"{fields}, duration_us BIGINT, extra JSON)"
+        )
+    every = " UNION ALL BY NAME ".join(f"FROM {_table(kind)}" for kind in (*BY_KIND, OTHER))
+    con.execute(f"CREATE VIEW store.events AS {every}")
+
+
+def _table(kind: str) -> str:
+    return f"store.events_{kind if kind in BY_KIND else OTHER}"
+
+
+def is_locked(fd: int) -> bool:
+    """Say whether a runner holds the log: it does as long as it lives."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+class Loader:
+    """Fills the tables, one file after the other."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+        self._con = con
+        self._log_no = 0
+        self._runs: dict[tuple[int, str], int] = {}
+
+    def load(self, path: Path) -> Log:
+        """Load one file.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        # Decoded events hold no cycles; looking for some among a million of them takes as long as decoding.
+        collecting = gc.isenabled()
+        gc.disable()
+        # One transaction a file: committing each batch takes longer than filling it in.
+        self._con.begin()
+        try:
+            log = self._load(path)
+        except BaseException:
+            self._con.rollback()
+            raise
+        else:
+            self._con.commit()
+            return log
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _load(self, path: Path) -> Log:
+        log = Log(path)
+        self._log_no += 1
+        reader = Reader(path.name.removesuffix(".jsonl"))
+        numbers = _Numbers()
+        rejects: list[Reject] = []
+        with path.open("rb", buffering=0) as file:
+            log.running = is_locked(file.fileno())
+            for chunk in chunks(file):
+                batches, bad = reader.read(chunk)
+                log.lines += len(chunk.lines)
+                rejects += bad
+                for batch in batches:
+                    self._insert(batch, numbers)
+            size = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+            rejects += self._out_of_order(file.fileno(), numbers, [r.line for r in rejects], log)
+        rejects.sort(key=lambda r: r.line)
+        log.rejects = len(rejects)
+        log.events = log.lines - log.rejects
+        log.newest_version = reader.newest_version
+        self._write_rejects(rejects)
+        self._con.execute(
+            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                self._log_no,
+                str(path),
+                size,
+                log.lines,
+                log.running,
+                reader.oldest_version,
+                log.newest_version,
+            ],
+        )
+        return log
+
+    def finish(self) -> None:
+        """Write what is known only after the last file."""
+        rows = [[number, log_no, run] for (log_no, run), number in self._runs.items()]
+        if rows:
+            self._append("store.runs", ["run_no", "log_no", "run"], rows)
+        self._con.execute(
+            # What a resume found broken was torn, whatever it looks like now that a newline closed it.
+            "UPDATE store.rejects r SET reason = 'torn', detail = 'cut off when its runner died' "
+            "FROM store.events e JOIN store.runs u USING (run_no) "
+            "WHERE u.log_no = r.log_no AND e.kind = 'run_resume' AND e.broken_offset = r.byte_offset"
+        )
+
+    def _append(self, table: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        made = {name: _array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+        self._from_arrays(table, made, {})
+
+    def _from_arrays(self, table: str, made: dict[str, Any], casts: dict[str, str]) -> None:
+        names = ", ".join(f'"{name}"' for name in made)
+        values = ", ".join(
+            f'CAST("{name}" AS {casts[name]})' if name in casts else f'"{name}"' for name in made
+        )
+        self._con.register("batch", made)
+        # Names come from the contract, never from a log.
+        self._con.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM batch")  # noqa: S608
+        self._con.unregister("batch")
+
+    def _insert(self, batch: Batch, numbers: _Numbers) -> None:
+        made: dict[str, Any] = {}
+        casts: dict[str, str] = {}
+        for shape, column in zip(batch.fields, batch.columns, strict=True):
+            if shape.name == "run":
+                made["run_no"] = run_no = self._run_numbers(column)
+            elif (array := _column(shape, column)) is not None:
+                made[shape.name] = array
+                if shape.base in (dict, list):
+                    casts[shape.name] = shape.sql
+        if "kind" not in made:
+            made["kind"] = np.full(len(batch.lines), batch.kind, dtype=object)
+        made["line"] = batch.lines
+        made["byte_offset"] = batch.offsets
+        made["t_us"] = _micro(made["t"])
+        if "duration_s" in made:
+            made["duration_us"] = _micro(made["duration_s"])
+        if any(extra is not None for extra in batch.extras):
+            made["extra"] = np.array(batch.extras, dtype=object)
+            casts["extra"] = "JSON"
+        self._from_arrays(_table(batch.kind), made, casts)
+        numbers.line.append(made["line"])
+        numbers.seq.append(made["seq"])
+        numbers.t_us.append(made["t_us"])
+        numbers.run_no.append(run_no)
+
+    def _run_numbers(self, column: Sequence[str]) -> Int64:
+        numbers = {
+            run: self._runs.setdefault((self._log_no, run), len(self._runs) + 1)
+            for run in dict.fromkeys(column)
+        }
+        if len(numbers) == 1:
+            return np.full(len(column), next(iter(numbers.values())), dtype=np.int64)
+        return np.array([numbers[run] for run in column], dtype=np.int64)
+
+    def _out_of_order(self, fd: int, numbers: _Numbers, bad_lines: list[int], log: Log) -> list[Reject]:
+        """Take out the events that don't fit those around them; note the gaps between the others."""
+        if not numbers.line:
+            return []
+        line, seq, t_us, run_no = map(
+            np.concatenate, (numbers.line, numbers.seq, numbers.t_us, numbers.run_no)
+        )
+        order = np.argsort(line, kind="stable")
+        line, seq, t_us, run_no = line[order], seq[order], t_us[order], run_no[order]
+        found: dict[int, tuple[str, str]] = {}
+        for run in np.unique(run_no):
+            at = np.flatnonzero(run_no == run)
+            mine = faults(seq[at], t_us[at])
+            found |= {int(line[at[i]]): why for i, why in mine.items()}
+        rejects = self._take_out(fd, found)
+        gone = np.array(sorted({*bad_lines, *found}), dtype=np.int64)
+        left = ~np.isin(line, gone)
+        for run in np.unique(run_no[left]):
+            at = np.flatnonzero(left & (run_no == run))
+            log.missing += self._note_gaps(int(run), line[at], seq[at], gone)
+        return rejects
+
+    def _note_gaps(self, run: int, line: Int64, seq: Int64, gone: Int64) -> int:
+        """Note the events missing between those there are, as far as no bad line stands in their place."""
+        before = np.concatenate(([0], np.searchsorted(gone, line[:-1]))) if len(line) else np.array([0])
+        bad_between = np.searchsorted(gone, line) - before
+        missing = np.diff(seq, prepend=-1) - 1 - bad_between
+        rows = [[self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)]
+        if rows:
+            self._append("store.gaps", ["log_no", "run_no", "before_line", "missing"], rows)
+        return sum(row[3] for row in rows)
+
+    def _take_out(self, fd: int, found: dict[int, tuple[str, str]]) -> list[Reject]:
+        if not found:
+            return []
+        mine = [number for (log_no, _), number in self._runs.items() if log_no == self._log_no]
+        lines = sorted(found)
+        rejects = []
+        for kind in (*BY_KIND, OTHER):
+            taken = self._con.execute(
+                f"DELETE FROM {_table(kind)} WHERE line IN (SELECT unnest(?)) "  # noqa: S608 - our own name
+                "AND run_no IN (SELECT unnest(?)) RETURNING line, byte_offset",
+                [lines, mine],
+            ).fetchall()
+            for line, offset in taken:
+                text = _line_at(fd, offset)
+                rejects.append(Reject(line, offset, len(text), *found[line], text[:HEAD_BYTES]))
+        return rejects
+
+    def _write_rejects(self, rejects: Iterable[Reject]) -> None:
+        rows = [
+            [
+                self._log_no,
+                r.line,
+                r.offset,
+                r.length,
+                r.reason,
+                r.detail,
+                r.head.decode(errors="backslashreplace"),
+            ]
+            for r in rejects
+        ]
+        if rows:
+            names = ["log_no", "line", "byte_offset", "length", "reason", "detail", "head"]
+            self._append("store.rejects", names, rows)
+
+
+def _line_at(fd: int, offset: int) -> bytes:
+    return os.pread(fd, 128 * 1024, offset).partition(b"\n")[0]
+
+
+def _micro(seconds: npt.NDArray[np.float64]) -> Any:
+    """Return whole microseconds."""
+    return np.rint(np.ma.asarray(seconds) * MICRO).astype(np.int64)
+
+
+def _array(column: Sequence[Any]) -> npt.NDArray[Any]:
+    return np.array(column, dtype=np.int64 if type(column[0]) is int else object)
+
+
+def _column(shape: Field, column: Sequence[Any]) -> Any:
+    """Return the values as an array DuckDB takes over without looking at each; None where all are null."""
+    seen = set(map(type, column))
+    if seen == {NULL}:
+        return None
+    if shape.base in (dict, list):
+        return np.array([None if v is None else encode(v).decode() for v in column], dtype=object)
+    if shape.base is str:
+        return np.array(column, dtype=object)
+    dtype = {int: np.int64, float: np.float64, bool: np.bool_}[shape.base]
+    if NULL not in seen:
+        return np.array(column, dtype=dtype)
+    mask = [value is None for value in column]
+    return np.ma.masked_array(np.array([value or 0 for value in column], dtype=dtype), mask=mask)

@@ -1,0 +1,66 @@
+"""Finds the events whose number or time does not fit those around them; knows no event but these numbers.
+
+A wrong number must cost its own line alone. So what is kept is the longest part that is in order, and
+what is given up is as little as can be: one event with a wildly large number does not make all later
+ones go back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def longest_in_order(values: Sequence[float], *, strict: bool) -> list[int]:
+    """Return the places of a longest rising part; `strict` allows no equal neighbours.
+
+    Of two equal values that shut each other out the first is kept.
+    """
+    tails: list[float] = []
+    last: list[int] = []
+    before: list[int] = []
+    for i, value in enumerate(values):
+        at = bisect_left(tails, value) if strict else bisect_right(tails, value)
+        before.append(last[at - 1] if at else -1)
+        if at == len(tails):
+            tails.append(value)
+            last.append(i)
+        elif tails[at] != value:
+            tails[at] = value
+            last[at] = i
+    kept: list[int] = []
+    i = last[-1] if last else -1
+    while i >= 0:
+        kept.append(i)
+        i = before[i]
+    return kept[::-1]
+
+
+def faults(seq: npt.NDArray[np.int64], t_us: npt.NDArray[np.int64]) -> dict[int, tuple[str, str]]:
+    """Return reason and detail for each event of one run, in the order of lines, that is out of order."""
+    found: dict[int, tuple[str, str]] = {}
+    places = np.arange(len(seq))
+    if not bool(np.all(np.diff(seq) > 0)):
+        numbers: list[int] = seq.tolist()
+        kept = longest_in_order(numbers, strict=True)
+        taken = {numbers[i] for i in kept}
+        for i in sorted(set(range(len(seq))) - set(kept)):
+            repeated = numbers[i] in taken
+            found[i] = (
+                ("repeated seq", f"{numbers[i]} was there already")
+                if repeated
+                else ("seq out of order", f"{numbers[i]} among other numbers")
+            )
+        places = np.array(kept, dtype=np.int64)
+    if not bool(np.all(np.diff(t_us[places]) >= 0)):
+        times: list[int] = t_us[places].tolist()
+        kept = longest_in_order(times, strict=False)
+        for i in sorted(set(range(len(places))) - set(kept)):
+            found[int(places[i])] = (
+                "time going back",
+                f"t is {times[i] / 1e6}, later or earlier than its neighbours",
+            )
+    return found

@@ -1,0 +1,162 @@
+"""Answers each command's questions from the views, hands rows to renderers, writes the report's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analyze import html, told
+from analyze.database import Database, Row, parsed
+from analyze.export import write_whole
+from analyze.gantt import Chart, charts, states_of
+from analyze.terminal import Paper, gantt, sentence, shown_width, table
+from analyze.told import Table
+
+
+@dataclass(slots=True)
+class Story:
+    """The rows that tell one run."""
+
+    run: Row
+    rounds: list[Row]
+    metrics: list[Row]
+    losses: list[Row]
+    open_work: list[Row]
+    damage: list[Row]
+
+
+def stories(database: Database) -> Iterator[Story]:
+    """Yield each run of the loaded logs."""
+    for run in database.rows("SELECT * FROM runs ORDER BY run_no"):
+        no = run["run_no"]
+        yield Story(
+            run=run,
+            rounds=database.rows("SELECT * FROM rounds WHERE run_no = ? ORDER BY nth", no),
+            metrics=database.rows(
+                "SELECT * FROM round_metrics WHERE run_no = ? ORDER BY nth, source, position", no
+            ),
+            losses=database.rows("SELECT * FROM losses WHERE run_no = ? ORDER BY seq, rank", no),
+            open_work=database.rows(
+                "SELECT * FROM open_work WHERE run_no = ? ORDER BY rank NULLS FIRST, seq", no
+            ),
+            damage=database.rows(
+                "SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", run["file"]
+            ),
+        )
+
+
+def charts_of(database: Database, story: Story, wanted: set[int] | None = None) -> list[Chart]:
+    """Return the charts of a run, of the wanted rounds alone where some are named."""
+    rounds = [r for r in story.rounds if wanted is None or r["round"] in wanted]
+    query = "SELECT nth, rank, state, phase, open, start_us, end_us FROM segments WHERE run_no = ?"
+    if wanted is not None:
+        query += " AND list_contains(?, round)"
+        return charts(rounds, database.rows(query, story.run["run_no"], sorted(wanted)))
+    return charts(rounds, database.rows(query, story.run["run_no"]))
+
+
+def gantt_lines(
+    database: Database, story: Story, paper: Paper, *, workers: int, wanted: set[int] | None
+) -> Iterator[str]:
+    """Yield the Gantt chart of a run."""
+    made = charts_of(database, story, wanted)
+    if made:
+        yield from gantt(made, paper, workers=workers)
+    else:
+        yield "no such round" if story.rounds else "no round has begun"
+
+
+def _fits(made: Table, paper: Paper) -> bool:
+    return max(map(shown_width, table(made.columns, made.rows, footer=made.footer))) <= paper.width
+
+
+def summary_lines(story: Story, paper: Paper) -> Iterator[str]:
+    """Yield the summary of a run."""
+    yield from sentence(told.headline(story.run), paper, indent="")
+    for line in told.standing(story.run, story.open_work):
+        yield from sentence(line, paper)
+    yield ""
+    names = told.metric_names(story.metrics)
+    count = len(names)
+    made = told.rounds_table(story.rounds, story.metrics, story.run)
+    while count and not _fits(made, paper):
+        count -= 1
+        made = told.rounds_table(story.rounds, story.metrics, story.run, most_metrics=count)
+    yield from table(made.columns, made.rows, footer=made.footer)
+    left = names[count:]
+    while left:
+        count = len(left)
+        while count > 1 and not _fits(told.metrics_table(story.rounds, story.metrics, left[:count]), paper):
+            count -= 1
+        more = told.metrics_table(story.rounds, story.metrics, left[:count])
+        yield ""
+        yield from table(more.columns, more.rows)
+        left = left[count:]
+    if story.losses:
+        yield from ("", paper.paint("rejected or lost", bold=True))
+        for line in told.loss_sentences(story.losses):
+            yield from sentence(line, paper)
+    if story.damage:
+        yield from ("", paper.paint("damage of the log", bold=True))
+        for line in told.damage_sentences(story.damage):
+            yield from sentence(line, paper)
+
+
+def write_report(database: Database, story: Story, folder: Path, stem: str) -> list[Path]:
+    """Write page and pictures of a run; returns the paths, the page first."""
+    from analyze import pictures  # noqa: PLC0415 - matplotlib takes half a second to import
+
+    made = charts_of(database, story)
+    phases = database.rows("SELECT * FROM phases WHERE run_no = ? ORDER BY nth", story.run["run_no"])
+    name = story.run["job_name"] or story.run["run"]
+    draw: dict[str, Callable[[pictures.Theme], Any]] = {
+        "timeline": lambda theme: pictures.timeline(made, f"Timeline of {name}", theme),
+        "metrics": lambda theme: pictures.metrics(story.rounds, story.metrics, f"Metrics of {name}", theme),
+        "time": lambda theme: pictures.where_time_went(
+            phases, story.rounds, f"Where the time of {name} went", theme
+        ),
+    }
+    if not story.metrics:
+        del draw["metrics"]
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    inline: dict[str, dict[str, str]] = {}
+    for what, make in draw.items():
+        figure = pictures.in_style(make, pictures.LIGHT)
+        svg = pictures.rendered(figure, "svg")
+        for form, content in (("svg", svg), ("png", pictures.rendered(figure, "png"))):
+            path = folder / f"{stem}.{what}.{form}"
+            write_whole(path, content)
+            written.append(path)
+        if what != "timeline":
+            dark = pictures.rendered(pictures.in_style(make, pictures.DARK), "svg")
+            inline[what] = {"light": html.data_uri(svg), "dark": html.data_uri(dark)}
+    path = folder / f"{stem}.html"
+    write_whole(path, _page(database, story, made, inline).encode())
+    return [path, *written]
+
+
+def _page(database: Database, story: Story, made: list[Chart], inline: dict[str, dict[str, str]]) -> str:
+    run = story.run
+    workers = database.rows("SELECT * FROM workers WHERE run_no = ? ORDER BY rank", run["run_no"])
+    return html.page(
+        {
+            "run": run,
+            "figures": html.figures(run),
+            "standing": told.standing(run, story.open_work),
+            "damage": told.damage_sentences(story.damage),
+            "states": states_of(made),
+            "t": html.timeline(made),
+            "rounds": told.rounds_table(story.rounds, story.metrics, run),
+            "workers_metrics": any(m["source"] == "workers" for m in story.metrics),
+            "losses": told.loss_sentences(story.losses),
+            "has_metrics": "metrics" in inline,
+            "pictures": inline,
+            "workers": html.workers_table(workers),
+            "job": html.pretty(parsed(run["job"])),
+            "versions": parsed(run["versions"]) or {},
+            "log_name": Path(run["file"]).name,
+        }
+    )

@@ -1,0 +1,213 @@
+"""Tells a run in tables and sentences: summary, losses, damage, state; takes rows, knows no database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyze.gantt import round_label
+from analyze.terminal import Column
+from schemas.text import duration, number, printable, size
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Table:
+    """A table for any renderer."""
+
+    columns: list[Column]
+    rows: list[list[str]]
+    footer: list[str] | None = None
+
+
+def seconds(us: float | None) -> str:
+    """Return microseconds as seconds with three decimals, so that a column can be compared and added."""
+    return "-" if us is None else f"{us / 1e6:.3f}"
+
+
+def of(part: Any, whole: Any) -> str:
+    """Return ``3/4``."""
+    return f"{'?' if part is None else part}/{'?' if whole is None else whole}"
+
+
+def rounds_table(
+    rounds: Rows, metrics: Rows, run: Mapping[str, Any], *, most_metrics: int | None = None
+) -> Table:
+    """Return a row for each try of a round and one for the totals."""
+    names = metric_names(metrics)[:most_metrics]
+    by_round = {(m["nth"], m["source"], m["name"]): m["value"] for m in metrics}
+    columns = [
+        Column("round"),
+        Column("survi-\nvors", right=True),
+        Column("bytes\nup", right=True),
+        Column("bytes\ndown", right=True),
+        Column("train\ns", right=True),
+        Column("aggr.\ns", right=True),
+        Column("total\ns", right=True),
+        Column("delta\nnorm", right=True),
+        *(Column(f"{printable(name)}\n{_source(source)}", right=True) for source, name in names),
+    ]
+    rows = []
+    for r in rounds:
+        values = [by_round.get((r["nth"], source, name)) for source, name in names]
+        rows.append(
+            [
+                round_label(r["round"], r["attempt"], r["tries"])
+                + ("" if r["outcome"] == "ok" else f" {r['outcome']}"),
+                of(r["survivors"], r["total_nodes"]),
+                size(r["bytes_up"]),
+                size(r["bytes_down"]),
+                seconds(r["longest_train_us"]),
+                seconds(r["aggregate_us"]),
+                seconds(r["duration_us"]),
+                "-" if r["delta_norm"] is None else number(r["delta_norm"]),
+                *("-" if value is None else number(value) for value in values),
+            ]
+        )
+    footer = [
+        "total",
+        "",
+        size(run["bytes_up"] or 0),
+        size(run["bytes_down"] or 0),
+        seconds(run["train_us"]),
+        seconds(run["aggregate_us"]),
+        seconds(run["rounds_us"]),
+        "",
+        *("" for _ in names),
+    ]
+    return Table(columns, rows, footer)
+
+
+def metrics_table(rounds: Rows, metrics: Rows, names: Sequence[tuple[str, str]]) -> Table:
+    """Return the metrics alone, a row a round."""
+    by_round = {(m["nth"], m["source"], m["name"]): m["value"] for m in metrics}
+    columns = [Column("round")] + [
+        Column(f"{printable(name)}\n{_source(source)}", right=True) for source, name in names
+    ]
+    rows = []
+    for r in rounds:
+        values = [by_round.get((r["nth"], source, name)) for source, name in names]
+        if any(value is not None for value in values):
+            shown = ["-" if value is None else number(value) for value in values]
+            rows.append([round_label(r["round"], r["attempt"], r["tries"]), *shown])
+    return Table(columns, rows)
+
+
+def metric_names(metrics: Rows) -> list[tuple[str, str]]:
+    """Return source and name of each metric, the evaluation's first."""
+    places: dict[tuple[str, str], int] = {}
+    for m in metrics:
+        key = (m["source"], m["name"])
+        places[key] = min(places.get(key, m["position"]), m["position"])
+    return sorted(places, key=lambda key: (key[0], places[key], key[1]))
+
+
+def _source(source: str) -> str:
+    return "eval" if source == "evaluation" else source
+
+
+def headline(run: Mapping[str, Any]) -> str:
+    """Say in one line which run it is and how it stands."""
+    parts = [f"run {run['run']}"]
+    if run["job_name"] is not None:
+        parts.append(f"job {run['job_name']}")
+    status = run["status"]
+    parts.append("end not said (a version 0 log)" if status == "not said" else str(status))
+    parts.append(
+        f"{of(run['rounds_done'], run['rounds_planned'])} rounds"
+        if run["rounds_planned"] is not None
+        else f"{run['rounds_done']} rounds"
+    )
+    parts.append(duration(run["duration_s"]))
+    return printable("  ".join(parts))
+
+
+def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
+    """Say what is open where the log does not end with the run, and why it failed where it did."""
+    told = []
+    if run["reason"]:
+        told.append(f"{run['status']}: {run['reason']}")
+    if run["status"] not in {"running", "crashed"}:
+        return [printable(line) for line in told]
+    verb = (
+        "is running" if run["status"] == "running" else "crashed: the log has no end and no runner holds it"
+    )
+    where = "" if run["open_round"] is None else f"; round {run['open_round']} is open"
+    told.append(f"The run {verb}{where}.")
+    last = [w for w in open_work if run["open_round"] is None or w["round"] == run["open_round"]]
+    for work in last[:20]:
+        who = "scheduler" if work["rank"] is None else f"w{work['rank']}"
+        told.append(f"{who}: {work['phase']} open since {duration(work['so_far_s'])} ({work['doing']})")
+    if len(last) > 20:
+        told.append(f"and {len(last) - 20} more open spans")
+    return [printable(line) for line in told]
+
+
+def loss_sentences(losses: Rows) -> list[str]:
+    """Tell each loss: round, who, what and why."""
+    told = []
+    for loss in losses:
+        label = round_label(loss["round"], loss["attempt"], loss["tries"] or 1)
+        where = "" if loss["round"] is None else f"round {label}, "
+        who = "scheduler" if loss["rank"] is None else f"w{loss['rank']}"
+        what = loss["what"]
+        if what == "no trace":
+            told.append(f"{who}: no trace {loss['text']}")
+            continue
+        after = "" if loss["duration_s"] is None else f" after {duration(loss['duration_s'])}"
+        text = f": {loss['text']}" if loss["text"] else ""
+        if what.startswith("round "):
+            told.append(f"round {label}: {what.removeprefix('round ')}{after}{text}")
+        else:
+            told.append(f"{where}{who}: {what}{after}{text}")
+    return [printable(line) for line in told]
+
+
+def damage_sentences(damage: Rows) -> list[str]:
+    """Tell what of the log is lost, and what that may distort."""
+    told = []
+    for row in damage:
+        if row["reason"] == "missing seq":
+            told.append(
+                f"{row['lines']} events missing without a trace, first before line {row['first_line']}"
+            )
+        else:
+            lines = "1 line" if row["lines"] == 1 else f"{row['lines']} lines"
+            example = f" ({row['example']})" if row["example"] else ""
+            told.append(f"{lines} {row['reason']}, first line {row['first_line']}{example}")
+    if told:
+        told.append("What these said is in no figure here: spans, bytes and metrics may be missing.")
+    return [printable(line) for line in told]
+
+
+def runs_table(runs: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a line a run."""
+    columns = [
+        Column("run", wrap=True),
+        Column("job", wrap=True),
+        Column("began (UTC)"),
+        Column("rounds", right=True),
+        Column("status"),
+        Column("survivors", right=True),
+        Column("last metric", wrap=True),
+    ]
+    rows = []
+    for r in runs:
+        metric = "-" if r["last_metric"] is None else f"{r['last_metric']} {number(r['last_value'])}"
+        began = "-" if not r["began"] else str(r["began"])[:16].replace("T", " ")
+        planned = r["rounds_planned"]
+        done = str(r["rounds_done"]) if planned is None else of(r["rounds_done"], planned)
+        rows.append(
+            [
+                r["run"],
+                r["job_name"] or "-",
+                began,
+                done,
+                r["status"],
+                "-" if r["last_survivors"] is None else of(r["last_survivors"], r["total_nodes"]),
+                metric,
+            ]
+        )
+    return Table(columns, rows)

@@ -1,0 +1,279 @@
+"""What the views say of given log lines; and that each of them is documented in the database."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from pathlib import Path
+
+import logs
+import pytest
+from logs import Log, Turn, play_round
+
+from analyze.database import Database, empty, opened
+from analyze.glyphs import SETS
+from analyze.report import gantt_lines, stories, summary_lines
+from analyze.terminal import Paper
+
+
+@contextmanager
+def database_of(log: Log, folder: Path):
+    with opened([log.write(folder)]) as database:
+        yield database
+
+
+def ask(log: Log, folder: Path, query: str):
+    with database_of(log, folder) as database:
+        return database.con.execute(query).fetchall()
+
+
+def started(workers=2, rounds=2) -> Log:
+    log = Log(run="r", workers=workers, rounds=rounds, name="job")
+    log.start()
+    return log
+
+
+def test_every_view_and_column_is_documented():
+    views = list(Database(empty()).documented())
+    assert {"runs", "rounds", "spans", "workers", "metrics", "events", "rejects"} <= {
+        name for name, _, _ in views
+    }
+    bare = [f"{view}.{name}" for view, _, columns in views for name, _, doc in columns if not doc.strip()]
+    assert not bare
+    assert all(doc.strip() for _, doc, _ in views)
+
+
+def test_the_views_documents_are_in_the_file_a_user_reads():
+    text = (Path(__file__).parents[1] / "analyze" / "views.sql").read_text()
+    for view, _, _ in Database(empty()).documented():
+        assert f"COMMENT ON VIEW {view} IS" in text
+
+
+def two_workers_one_round() -> Log:
+    log = started()
+    play_round(log, 0, {0: Turn(train=0.5), 1: Turn(train=0.25)})
+    log.end(1)
+    return log
+
+
+CASES = [
+    (
+        "SELECT rank, phase, start_us, end_us FROM spans WHERE kind != 'exec' ORDER BY start_us, 1 LIMIT 3",
+        [(0, "push", 0, 20_000), (1, "push", 0, 20_000), (1, "pull", 270_000, 300_000)],
+    ),
+    (
+        "SELECT rank, state, start_us, end_us FROM segments WHERE rank = 1 ORDER BY start_us",
+        [
+            (1, "push", 0, 20_000),
+            (1, "train", 20_000, 270_000),
+            (1, "pull", 270_000, 300_000),
+            (1, "pull", 300_000, 304_000),
+            (1, "wait", 304_000, 746_000),
+        ],
+    ),
+    (
+        (
+            "SELECT survivors, total_nodes, bytes_up, bytes_down, longest_train_us, aggregate_us, eval_us, "
+            "duration_us FROM rounds"
+        ),
+        [(2, 2, 18_800, 18_922, 500_000, 12_000, 180_000, 746_000)],
+    ),
+    (
+        "SELECT push_us, train_us, pull_us, wait_us, dead_us, aggregate_us, eval_us, total_us FROM phases",
+        [(40_000, 750_000, 68_000, 250_000, 0, 24_000, 360_000, 1_492_000)],
+    ),
+    (
+        "SELECT name, source, round(value, 6) FROM round_metrics ORDER BY source, name",
+        [
+            ("accuracy", "evaluation", 0.68),
+            ("loss", "evaluation", 0.8),
+            # 200 samples of 0.9 and 300 of 0.92
+            ("loss", "workers", 0.912),
+        ],
+    ),
+    (
+        "SELECT job_name, status, rounds_done, rounds_planned, last_survivors, last_metric FROM runs",
+        [("job", "completed", 1, 2, 2, "accuracy")],
+    ),
+    ("SELECT rank, survived, rounds, state FROM workers ORDER BY rank", [(0, 1, 1, "up"), (1, 1, 1, "up")]),
+    ("SELECT count(*) FROM losses", [(0,)]),
+    (
+        "SELECT push_s, train_s, pull_s, total_s, bytes_up FROM run_medians",
+        [(0.02, 0.5, 0.034, 0.746, 18_800.0)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("query", "want"), CASES)
+def test_a_round_of_two_workers(tmp_path, query, want):
+    assert ask(two_workers_one_round(), tmp_path, query) == want
+
+
+def test_a_failed_span_is_dead_until_the_workers_next_span(tmp_path):
+    log = started()
+    play_round(log, 0, {0: Turn(train=0.1, fails="exec"), 1: Turn(train=0.5)}, evaluate=False)
+    log.t += 0.1
+    play_round(log, 1, {0: Turn(), 1: Turn()}, evaluate=False)
+    got = ask(
+        log, tmp_path, "SELECT round, state, start_us, end_us FROM segments WHERE rank = 0 ORDER BY start_us"
+    )
+    assert got[:3] == [(0, "push", 0, 20_000), (0, "dead", 20_000, 120_000), (0, "dead", 120_000, 566_000)]
+    assert got[3] == (1, "push", 666_000, 686_000)
+
+
+def test_failed_transfers_and_reused_bytes_are_not_counted(tmp_path):
+    log = started(workers=1)
+    log.round_start(0)
+    for fields in (
+        logs.transfer(0.1, size=1000, error="cut"),
+        logs.transfer(0.1, size=1000, attempt=2, reused=300),
+    ):
+        log.t += 0.1
+        log.add("push", 0, 0, **fields)
+    log.round_end(0, 0)
+    assert ask(log, tmp_path, "SELECT bytes_up, failures FROM rounds") == [(700, 1)]
+
+
+def test_a_worker_without_a_trace_is_dead_for_the_whole_round_and_told_once(tmp_path):
+    log = started(workers=2, rounds=3)
+    for round_ in range(3):
+        play_round(log, round_, {1: Turn(silent=True)}, evaluate=False)
+    with database_of(log, tmp_path) as database:
+        rows = database.rows("SELECT s.* FROM segments s WHERE rank = 1 ORDER BY nth")
+        rounds = database.rows("SELECT * FROM rounds ORDER BY nth")
+        assert [(r["state"], r["start_us"], r["end_us"]) for r in rows] == [
+            ("dead", r["start_us"], r["end_us"]) for r in rounds
+        ]
+        assert [r["text"] for r in database.rows("SELECT text FROM losses")] == ["in rounds 0 to 2"]
+
+
+def test_a_round_tried_again_has_a_row_for_each_try(tmp_path):
+    got = ask(
+        logs.demo(),
+        tmp_path,
+        "SELECT round, attempt, outcome, survivors FROM rounds WHERE round = 4 ORDER BY nth",
+    )
+    assert got == [(4, 1, "failed", 0), (4, 2, "ok", 4)]
+    assert ask(logs.demo(), tmp_path, "SELECT rounds_done, round_tries FROM runs") == [(8, 9)]
+
+
+@pytest.mark.parametrize(
+    "log", [logs.demo(), logs.demo(crash=True), logs.big(7, 9)], ids=["demo", "crash", "big"]
+)
+def test_everything_adds_up_exactly(tmp_path, log):
+    with database_of(log, tmp_path) as database:
+        parts = "push_us + train_us + pull_us + wait_us + dead_us + aggregate_us + eval_us"
+        assert database.rows(f"SELECT * FROM phases WHERE {parts} <> total_us") == []
+        uneven = (
+            "SELECT s.nth, s.rank FROM segments s JOIN rounds r USING (run_no, nth) WHERE s.rank IS NOT NULL "
+            "GROUP BY s.nth, s.rank, r.duration_us HAVING sum(s.duration_us) <> r.duration_us"
+        )
+        assert database.rows(uneven) == []
+        (sums,) = database.rows(
+            "SELECT sum(duration_us) AS d, sum(bytes_up) AS u, sum(bytes_down) AS b FROM rounds"
+        )
+        (run,) = database.rows("SELECT rounds_us, bytes_up, bytes_down FROM runs")
+        assert tuple(sums.values()) == tuple(run.values())
+        spans = [e for e in log.events if e["kind"] in {"push", "exec", "pull", "aggregate"}]
+        (seen,) = database.rows("SELECT count(*) AS n, sum(duration_us) AS us FROM spans WHERE NOT open")
+        assert seen == {"n": len(spans), "us": sum(round(e["duration_s"] * 1e6) for e in spans)}
+
+
+def test_a_crash_shows_what_was_open_up_to_the_last_event(tmp_path):
+    log = logs.demo(crash=True)
+    with database_of(log, tmp_path) as database:
+        (run,) = database.rows("SELECT status, open_round, open_spans, rounds_done FROM runs")
+        assert run == {"status": "crashed", "open_round": 6, "open_spans": 1, "rounds_done": 6}
+        (work,) = database.rows("SELECT rank, phase, doing FROM open_work")
+        assert work == {"rank": 2, "phase": "train", "doing": "python train.py"}
+        (span,) = database.rows("SELECT end_us FROM spans WHERE open")
+        assert span["end_us"] == round(log.t * 1e6)
+
+
+def test_a_log_that_a_runner_holds_is_running(tmp_path):
+    log = logs.demo(crash=True)
+    path = log.write(tmp_path)
+    with path.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with opened([path]) as database:
+            assert [r["status"] for r in database.rows("SELECT status FROM runs")] == ["running"]
+            states = database.rows("SELECT DISTINCT state FROM segments WHERE round = 6 AND rank = 3")
+            assert states == [{"state": "dead"}]
+
+
+def test_in_a_running_round_a_worker_that_has_not_begun_waits(tmp_path):
+    log = started()
+    log.round_start(0)
+    log.add("push_start", 0, 0, path="p", attempt=1)
+    log.t += 0.5
+    log.add("metric", 0, values={}, num_samples=None, error=None)
+    path = log.write(tmp_path)
+    with path.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with opened([path]) as database:
+            got = database.con.execute("SELECT rank, state, open FROM segments ORDER BY rank").fetchall()
+    assert got == [(0, "push", True), (1, "wait", False)]
+
+
+def test_a_resumed_run_ends_open_spans_with_their_session(tmp_path):
+    log = started(workers=1)
+    log.round_start(0)
+    log.add("push_start", 0, 0, path="p", attempt=1)
+    log.t += 0.5
+    log.add("metric", 0, 0, values={}, num_samples=None, error=None)
+    log.t += 10
+    log.add(
+        "run_resume",
+        session=1,
+        trusted_seq=3,
+        broken_offset=None,
+        broken_bytes=None,
+        reason="crash",
+        host="h",
+        pid=1,
+    )
+    play_round(log, 0, {0: Turn()}, attempt=2)
+    log.end(1)
+    got = ask(log, tmp_path, "SELECT attempt, phase, start_us, end_us FROM spans WHERE open")
+    assert got == [(1, "push", 0, 500_000)]
+    assert ask(log, tmp_path, "SELECT status, resumes, rounds_done FROM runs") == [("completed", 1, 1)]
+
+
+def test_a_lost_line_of_a_span_costs_that_span_alone(tmp_path):
+    log = two_workers_one_round()
+    gone = next(i for i, e in enumerate(log.events) if e["kind"] == "exec" and e["rank"] == 0)
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for i, line in enumerate(log.lines()) if i != gone))
+    with opened([path]) as database:
+        got = database.con.execute(
+            "SELECT phase, open, end_us FROM spans WHERE rank = 0 ORDER BY seq"
+        ).fetchall()
+        assert got[1] == ("train", True, 520_000)
+        assert database.rows("SELECT reason, lines FROM damage") == [{"reason": "missing seq", "lines": 1}]
+
+
+def told_of(path: Path):
+    paper = Paper(120, SETS["ascii"])
+    with opened([path]) as database:
+        (story,) = stories(database)
+        chart = list(gantt_lines(database, story, paper, workers=64, wanted=None))
+        return list(summary_lines(story, paper)), chart
+
+
+def test_a_version_0_log_has_the_chart_and_summary_of_the_same_run_in_version_1():
+    data = Path(__file__).parent / "data"
+    (old, old_chart), (new, new_chart) = told_of(data / "v0.jsonl"), told_of(data / "v0-same-run-in-v1.jsonl")
+    assert old_chart == new_chart
+    # Version 0 does not say how a run ended; all else is the same.
+    assert old[0].startswith("run v0  end not said (a version 0 log)  8 rounds")
+    assert old[1:] == [line for line in new[1:] if not line.startswith("  The run crashed")]
+    assert any("planned failure" in line for line in old)
+
+
+def test_a_metrics_name_may_hold_anything(tmp_path):
+    log = started(workers=1)
+    log.round_start(0)
+    names = ['a"b', "a.b", "$", "*", "a\\b", "', x); DROP TABLE store.metrics; --", "", "é", "a'b", "[0]"]
+    log.add("metric", 0, 0, values={name: i + 0.5 for i, name in enumerate(names)}, num_samples=1, error=None)
+    got = ask(log, tmp_path, "SELECT name, value FROM metrics ORDER BY position")
+    assert got == [(name, i + 0.5) for i, name in enumerate(names)]
