@@ -1,0 +1,39 @@
+"""Fixtures that more than one file of tests uses; set-up code itself is in jobs.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from runner.output import Output
+from runner.recorder import Recorder
+
+hypothesis.settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture
+def recorder_at(tmp_path: Path) -> Iterator[Callable[..., Recorder]]:
+    """Make recorders of ``log.jsonl``; options are the recorder's own."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Recorder:
+            folder = tmp_path / "log"
+            folder.mkdir(exist_ok=True)
+            path = options.pop("path", tmp_path / "log.jsonl")
+            return stack.enter_context(Recorder(path, "20260101-000000-t-0000", folder, **options))
+
+        yield make
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Output]:
+    """Keep up to a gigabyte of what commands print."""
+    with Output(tmp_path / "output.log", 1_000_000_000) as kept:
+        yield kept

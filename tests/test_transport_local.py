@@ -1,0 +1,144 @@
+"""The local transport: the conformance suite, and what only it does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conformance import Site, Transfers
+from conformance_exec import Commands, printed
+from jobs import alive
+
+from runner.connection import Connection
+from runner.errors import LogError, TransferError
+from runner.output import Output
+from runner.transports import local
+
+
+class Local(Site):
+    """Workers in folders below one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, rank: int) -> Path:
+        return self.root / str(rank)
+
+    async def connect(self, rank: int = 0) -> Connection:
+        return await local.connect(self.folder(rank))
+
+    def files(self, rank: int = 0) -> set[str]:
+        folder = self.folder(rank)
+        return {
+            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
+        }
+
+    def read(self, name: str, rank: int = 0) -> bytes:
+        return (self.folder(rank) / name).read_bytes()
+
+    def shell(self, script: str, rank: int = 0) -> str:
+        return subprocess.run(
+            ["/bin/sh", "-ec", script], cwd=self.folder(rank), capture_output=True, text=True, check=True
+        ).stdout
+
+    def alive(self, pid: int) -> bool:
+        return alive(pid)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Local:
+    return Local(tmp_path / "workers")
+
+
+class TestTransfers(Transfers):
+    """Push and pull of the suite."""
+
+
+class TestCommands(Commands):
+    """Exec and close of the suite."""
+
+
+@pytest.mark.trio
+async def test_the_folder_is_private(site: Local):
+    await site.connect()
+    assert site.folder(0).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.trio
+async def test_a_folder_that_can_not_be_made(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TransferError, match="can't make the worker's folder"):
+        await local.connect(tmp_path / "file" / "0")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+async def test_pull_copies_where_it_can_not_link(site: Local, tmp_path: Path, monkeypatch, number: int):
+    connection = await site.connect()
+    site.shell("echo weights > file; ln -s file link; mkfifo fifo")
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    done = await connection.pull("file", tmp_path / "target", max_bytes=8)
+    assert done.size_bytes == 8
+    assert (tmp_path / "target").read_text() == "weights\n"
+    for name, said in (("link", "no regular file"), ("fifo", "no regular file"), ("missing", "can't pull")):
+        with pytest.raises(TransferError, match=said):
+            await connection.pull(name, tmp_path / "other", max_bytes=8)
+    with pytest.raises(TransferError, match="more than 7"):
+        await connection.pull("file", tmp_path / "other", max_bytes=7)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.trio
+async def test_push_without_copy_file_range(site: Local, tmp_path: Path, monkeypatch):
+    def refuse(*_args: object, **_options: object) -> int:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    connection = await site.connect()
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(20_000_000))
+    assert (await connection.push(source, "file")).size_bytes == 20_000_000
+    assert site.read("file") == source.read_bytes()
+
+
+@pytest.mark.trio
+async def test_a_pushed_program_can_be_run_and_stays_private(site: Local, tmp_path: Path, output: Output):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    connection = await site.connect()
+    await connection.push(program, "program")
+    ended = await connection.exec(("./program",), env={}, output=output)
+    assert ended.exit_code == 0
+    assert (site.folder(0) / "program").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.trio
+async def test_the_placeholder_for_python(site: Local, output: Output):
+    connection = await site.connect()
+    await connection.exec(("{python}", "-c", "import numpy; print('fine')"), env={}, output=output)
+    assert printed(output) == "fine\n"
+
+
+@pytest.mark.trio
+async def test_output_that_can_not_be_kept_ends_the_command(site: Local, output: Output):
+    connection = await site.connect()
+    output.close()
+    with pytest.raises((LogError, ValueError, ExceptionGroup)):
+        await connection.exec("echo $$ > pid; echo hello; exec sleep 600", env={}, output=output)
+    assert not site.alive(int(site.read("pid")))
+
+
+@pytest.mark.trio
+async def test_without_pidfd(site: Local, output: Output, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    connection = await site.connect()
+    ended = await connection.exec("sleep 600 & echo $!; exit 5", env={}, output=output)
+    assert ended.exit_code == 5
