@@ -139,7 +139,7 @@ async def _watch(
 
 
 async def _connect(folder: RunFolder, rank: int) -> Connection:
-    return await local.connect(folder.worker(rank))
+    return await local.connect(folder.worker(rank), f"{folder.run}.{rank}")
 
 
 def _error(text: str) -> None:

@@ -15,10 +15,11 @@ import trio
 
 from runner.aggregate import Contribution, adopt, mean
 from runner.connection import Ended
-from runner.decide import Begin, Course, Finish
+from runner.course import AutoDeadline, Begin, Course, Finish
+from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError
 from runner.fleet import Connect, Fleet
-from runner.job import Command, LoadedJob, environment
+from runner.job import Command, Job, LoadedJob, environment
 from runner.output import Output
 from runner.recorder import Recorder
 from runner.rounds import CurrentParams, Delivery, RoundRun, emit_metrics
@@ -58,15 +59,7 @@ class Coordinator:
         self._fleet = Fleet(loaded, folder, recorder, connect)
         self._params: CurrentParams | None = None  # until the initial ones are made
         self._own: local.LocalConnection | None = None
-        policy = self._job.policy
-        self._course = Course(
-            rounds=self._job.rounds,
-            workers=self._job.workers,
-            quorum=self._job.quorum,
-            round_retries=policy.round_retries,
-            max_failures=policy.max_failures,
-            stop_on_loss=policy.on_loss == "stop",
-        )
+        self._course = _course(self._job)
         self.interrupted_by = "cancelled"
 
     async def run(self) -> Result:
@@ -125,7 +118,7 @@ class Coordinator:
             error = e
         start = RunStart(
             job=self._loaded.describe(),
-            total_nodes=self._job.workers,
+            total_nodes=self._job.total_nodes,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -173,11 +166,11 @@ class Coordinator:
     ) -> Ended:
         """Run a command of the coordinator's own, in the job file's folder; traced inside rounds."""
         if self._own is None:
-            self._own = local.LocalConnection(self._loaded.folder)
+            self._own = local.LocalConnection(self._loaded.folder, f"{self._folder.run}.coordinator")
         env = {
             "ROUNDLOG_RUN": self._folder.run,
             "ROUNDLOG_SEED": str(self._job.seed),
-            "ROUNDLOG_WORLD_SIZE": str(self._job.workers),
+            "ROUNDLOG_WORLD_SIZE": str(self._job.total_nodes),
             **env,
         }
         try:
@@ -200,18 +193,22 @@ class Coordinator:
     async def _round(self, begin: Begin, params: CurrentParams, output: Output) -> None:
         """Execute one try of one round; new params, if it made some, are the run's from then on."""
         start = RoundStart(
-            active_nodes=len(begin.ranks),
-            total_nodes=self._job.workers,
+            active_nodes=len(begin.shards),
+            total_nodes=self._job.total_nodes,
             params_sha256=params.sha256,
             attempt=begin.attempt,
+            deadline_s=begin.deadline_s,
         )
         began = self._recorder.emit(start, round=begin.number)
         execution = RoundRun(self._fleet, begin, params)
+        verdict: Verdict | None = None
+        workers_us: int | None = None
         survivors = 0
         reason: str | None = "the run was ended"
         outcome: Literal["ok", "failed", "interrupted"] = "interrupted"
         try:
             verdict = await execution.run()
+            workers_us = self._recorder.now_us() - began
             failure = verdict.reason
             if failure is None:
                 new, failure = await self._aggregate(
@@ -219,7 +216,7 @@ class Coordinator:
                 )
                 if new is not None:
                     self._params, survivors = new, len(verdict.survivors)
-            given_up = self._course.ended(verdict, failure)
+            given_up = self._course.ended(verdict, failure, workers_us / 1e6)
             if failure is None:
                 await self._evaluate(begin.number, self._current(), output)
             for rank in given_up:
@@ -228,7 +225,15 @@ class Coordinator:
             outcome, reason = ("failed", failure) if failure else ("ok", None)
         finally:
             execution.clear()
-            end = RoundEnd(survivors=survivors, total_nodes=self._job.workers, outcome=outcome, reason=reason)
+            end = RoundEnd(
+                survivors=survivors,
+                total_nodes=self._job.total_nodes,
+                outcome=outcome,
+                reason=reason,
+                failed=list(verdict.failed) if verdict else [],
+                late=list(verdict.late) if verdict else [],
+                workers_s=None if workers_us is None else workers_us / 1e6,
+            )
             self._recorder.emit(end, round=begin.number, since_us=began)
         await self._recorder.flush()
 
@@ -299,6 +304,28 @@ class Coordinator:
         old = self._course.number - self._job.params.keep
         if old >= 0:
             self._folder.params(old, form).unlink(missing_ok=True)
+
+
+def _course(job: Job) -> Course:
+    deadline: float | AutoDeadline | None
+    if job.deadlines.round_s == "auto":
+        deadline = AutoDeadline(
+            k=job.deadlines.auto_k,
+            floor_s=job.deadlines.auto_floor_s,
+            ceiling_s=job.deadlines.auto_ceiling_s,
+        )
+    else:
+        deadline = job.deadlines.round_s
+    return Course(
+        rounds=job.rounds,
+        workers=job.workers,
+        spares=job.spares,
+        quorum=job.quorum,
+        round_retries=job.policy.round_retries,
+        max_failures=job.policy.max_failures,
+        deadline=deadline,
+        stop_on_loss=job.policy.on_loss == "stop",
+    )
 
 
 def weigh(
