@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -16,17 +18,30 @@ from rich.console import Console
 
 from runner import check as checking
 from runner import jobfile
+from runner import past as reading
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
-from runner.errors import JobError, RoundlogError
+from runner.errors import JobError, LogError, RoundlogError, RunError
 from runner.job import LoadedJob
 from runner.live import Bar, Lines, Listener
-from runner.recorder import Recorder
+from runner.past import Past
+from runner.recorder import Continue, Recorder, lock
 from runner.runfolder import RunFolder
 from runner.transports import local
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _showing(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is shown while a run goes on."""
+    for option in (
+        click.option("-v", "--verbose", is_flag=True, help="Also show when pushes, commands, pulls begin."),
+        click.option("--progress", is_flag=True, help="On a terminal, show a bar instead of lines."),
+        click.option("-q", "--quiet", is_flag=True, help="Show nothing while it runs, except errors."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(context_settings=_SETTINGS)
@@ -44,9 +59,7 @@ def cli() -> None:
     show_default=True,
     help="Folder that gets the log and the files of the run.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show nothing while it runs, except errors.")
-@click.option("--progress", is_flag=True, help="On a terminal, show a bar instead of a line an event.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show when pushes, commands and pulls begin.")
+@_showing
 def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bool) -> None:
     """Run JOB, a TOML file; without one, the built-in digits job.
 
@@ -56,9 +69,61 @@ def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bo
     loaded = jobfile.load(builtin_job() if job is None else job)
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
-    code = trio.run(_run, loaded, folder, _listeners(quiet=quiet, progress=progress, verbose=verbose), quiet)
-    click.echo(folder.log)
-    sys.exit(code)
+    listeners = _listeners(quiet=quiet, progress=progress, verbose=verbose)
+    with Recorder(
+        folder.log,
+        folder.run,
+        folder.folder,
+        clock=time.perf_counter,
+        secrets=loaded.secrets.values(),
+        listeners=listeners,
+    ) as recorder:
+        _execute(loaded, folder, recorder, quiet=quiet)
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@_showing
+def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
+    """Go on with the run of LOG, which was interrupted, failed or killed.
+
+    At most the round that was open is repeated. Exit codes are those of start.
+    """
+    fd = lock(log)
+    past = reading.read(log)
+    if past.status == "completed":
+        raise RunError(f"{log}: nothing to resume: the run is complete")
+    if past.params_sha256 is None:
+        raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
+    loaded = jobfile.from_log(past.job)
+    gone = max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
+    folder = RunFolder.of(log)
+    with Recorder(
+        log,
+        past.run,
+        folder.folder,
+        clock=time.perf_counter,
+        secrets=loaded.secrets.values(),
+        listeners=_listeners(quiet=quiet, progress=progress, verbose=verbose),
+        after=Continue(past.seq, past.t_us + gone, not past.has_newline),
+        fd=fd,
+    ) as recorder:
+        _execute(loaded, folder, recorder, past=past, quiet=quiet)
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+def stop(log: Path) -> None:
+    """Ask the running coordinator of LOG to stop after the current round."""
+    try:
+        os.close(lock(log, wait_s=0))
+    except LogError:
+        if not log.is_file():
+            raise
+    else:
+        raise RunError(f"{log}: no coordinator is running this; there is nothing to stop")
+    RunFolder.of(log).stop.touch()
+    click.echo(f"{log}: will stop after the current round; go on with: runner resume {log}", err=True)
 
 
 @cli.command()
@@ -97,45 +162,49 @@ def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Listener]:
     return [Lines(sys.stderr, beginnings=verbose)]
 
 
-async def _run(loaded: LoadedJob, folder: RunFolder, listeners: list[Listener], quiet: bool) -> int:
-    """Run a job until it ends or a signal ends it, and return the exit code."""
-    with (
-        trio.open_signal_receiver(*_SIGNALS) as signals,
-        Recorder(
-            folder.log,
-            folder.run,
-            folder.folder,
-            clock=trio.current_time,
-            secrets=loaded.secrets.values(),
-            listeners=listeners,
-        ) as recorder,
-    ):
-        coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder))
-        caught: list[int] = []
-        result: Result | None = None
-        async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
-                nursery.start_soon(_watch, signals, coordinator, scope, caught)
-                result = await coordinator.run()
-            nursery.cancel_scope.cancel()
-    if result is None:
-        return 128 + caught[0]
-    if result.status == "failed":
+def _execute(
+    loaded: LoadedJob, folder: RunFolder, recorder: Recorder, *, past: Past | None = None, quiet: bool
+) -> None:
+    """Run to the end, say how it went, and exit."""
+    coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
+    caught: list[int] = []
+    result = trio.run(_run, coordinator, folder, caught)
+    if result is not None and result.status == "failed":
         _error(f"the run failed: {result.reason}")
-    if not quiet and result.params is not None:
+    if result is not None and not quiet and result.params is not None:
         click.echo(f"params: {result.params}", err=True)
         click.echo(f"report: analyze report {folder.log}", err=True)
-    return 0 if result.status == "completed" else 1
+    click.echo(folder.log)
+    codes = {"completed": 0, "failed": 1, "interrupted": 130}
+    sys.exit(128 + caught[0] if result is None else codes[result.status])
+
+
+async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int]) -> Result | None:
+    """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
+    result: Result | None = None
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(_watch, signals, coordinator, folder, scope, caught)
+                result = await coordinator.run()
+            nursery.cancel_scope.cancel()
+    return result
 
 
 async def _watch(
-    signals: AsyncIterator[int], coordinator: Coordinator, scope: trio.CancelScope, caught: list[int]
+    signals: AsyncIterator[int],
+    coordinator: Coordinator,
+    folder: RunFolder,
+    scope: trio.CancelScope,
+    caught: list[int],
 ) -> None:
     async for number in signals:
-        if not caught:
-            caught.append(number)
-            coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
-            scope.cancel()
+        caught.append(number)
+        if len(caught) > 1:  # asked twice: end at once, but leave no process behind
+            local.end_marked(folder.run)
+            os._exit(128 + number)
+        coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
+        scope.cancel()
 
 
 async def _connect(folder: RunFolder, rank: int) -> Connection:

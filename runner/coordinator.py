@@ -14,6 +14,7 @@ from typing import Literal
 import trio
 
 from runner.aggregate import Contribution, adopt, mean
+from runner.arrays import ArrayFile, sha256_of
 from runner.connection import Ended
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
@@ -21,12 +22,13 @@ from runner.errors import ArrayError, RunError, WorkerError
 from runner.fleet import Connect, Fleet
 from runner.job import Command, Job, LoadedJob, environment
 from runner.output import Output
+from runner.past import Past, Try, replay
 from runner.recorder import Recorder
 from runner.rounds import CurrentParams, Delivery, RoundRun, emit_metrics
 from runner.runfolder import RunFolder
 from runner.traced import TracedConnection
 from runner.transports import local
-from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunStart
+from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
 _PACKAGES = ("roundlog", "numpy", "trio", "orjson", "msgspec")
 
@@ -49,15 +51,24 @@ class Coordinator:
         folder: the files of the run.
         recorder: the log.
         connect: makes the connection to a worker.
+        past: what the log has of a run that is gone on with.
     """
 
-    def __init__(self, loaded: LoadedJob, folder: RunFolder, recorder: Recorder, connect: Connect) -> None:
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        folder: RunFolder,
+        recorder: Recorder,
+        connect: Connect,
+        past: Past | None = None,
+    ) -> None:
         self._loaded = loaded
         self._job = loaded.job
         self._folder = folder
         self._recorder = recorder
         self._fleet = Fleet(loaded, folder, recorder, connect)
         self._params: CurrentParams | None = None  # until the initial ones are made
+        self._past = past
         self._own: local.LocalConnection | None = None
         self._course = _course(self._job)
         self.interrupted_by = "cancelled"
@@ -72,7 +83,10 @@ class Coordinator:
         finish = self._result("interrupted", None)
         try:
             with Output(self._folder.output("coordinator"), self._job.train.output_limit_bytes) as output:
-                await self._begin(output)
+                if self._past is None:
+                    await self._begin(output)
+                else:
+                    await self._resume(self._past, output)
                 finish = await self._rounds(output)
         except BaseException as e:
             error = _leaf(e)
@@ -112,12 +126,14 @@ class Coordinator:
         began = self._recorder.now_us()
         error: Exception | None = None
         params: CurrentParams | None = None
+        sent: dict[str, str] = {}
         try:
+            sent = await trio.to_thread.run_sync(self._loaded.sent_sha256)
             params = await self._initial(output)
         except (ArrayError, WorkerError, OSError) as e:
             error = e
         start = RunStart(
-            job=self._loaded.describe(),
+            job={**self._loaded.describe(), "sent_sha256": sent},
             total_nodes=self._job.total_nodes,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
             host=socket.gethostname(),
@@ -132,6 +148,52 @@ class Coordinator:
         if params is None:
             raise RunError(f"no initial params: {error}") from error
         self._params = params
+
+    async def _resume(self, past: Past, output: Output) -> None:
+        """Go on where the log ends: replay it, verify the params, end what was left running."""
+        ended = await trio.to_thread.run_sync(local.end_marked, self._folder.run)
+        path = self._folder.log.parent / str(past.params_path)
+        try:
+            sha256 = await trio.to_thread.run_sync(sha256_of, path)
+            with ArrayFile(path) as file:
+                specs = dict(file.specs)
+        except OSError as e:
+            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
+        if sha256 != past.params_sha256:
+            raise RunError(f"{path}: these are not the params the log tells of (their SHA-256 differs)")
+        unfinished = replay(self._course, past.tries)
+        self._params = CurrentParams(path, sha256, specs)
+        found = "a broken tail" if past.broken_bytes else past.status or "no run_end"
+        event = RunResume(
+            session=past.session + 1,
+            trusted_seq=past.seq,
+            broken_offset=past.broken_offset,
+            broken_bytes=past.broken_bytes,
+            reason=f"{found}; {ended} processes were left running" if ended else found,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._recorder.emit(event)
+        await self._recorder.flush()
+        self._folder.stop.unlink(missing_ok=True)
+        for stale in [*self._folder.folder.glob("incoming/*"), *self._folder.folder.glob(".params-*.part")]:
+            stale.unlink()
+        if unfinished is not None:
+            await self._finish(*unfinished, output)
+
+    async def _finish(self, tried: Try, verdict: Verdict, output: Output) -> None:
+        """End a round that was aggregated but not ended; what may be missing of it is its evaluation."""
+        if not tried.evaluated:
+            await self._evaluate(tried.number, self._current(), output)
+        end = RoundEnd(
+            survivors=len(verdict.survivors),
+            total_nodes=self._job.total_nodes,
+            outcome="ok",
+            failed=list(verdict.failed),
+            late=list(verdict.late),
+        )
+        self._recorder.emit(end, round=tried.number, since_us=round(tried.start["t"] * 1e6))
+        await self._recorder.flush()
 
     async def _initial(self, output: Output) -> CurrentParams:
         given = self._job.params
@@ -187,6 +249,9 @@ class Coordinator:
         while isinstance(begin := self._course.next(), Begin):
             await self._round(begin, self._current(), output)
             self._keep_newest()
+            if self._folder.stop.exists():
+                self._folder.stop.unlink()
+                self._course.stop("asked to stop")
         assert isinstance(begin, Finish)  # noqa: S101 - the other of two
         return self._result(begin.status, begin.reason)
 

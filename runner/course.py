@@ -100,6 +100,7 @@ class Course:
         self.interrupted = 0
         """Tries of this round that were cut short; they don't count as failed."""
         self.places: dict[int, int] = {rank: rank for rank in range(workers)}
+        self._workers = workers
         self._spares = deque(range(workers, workers + spares))
         self._failures: dict[int, int] = {}
         self._durations_s: deque[float] = deque(maxlen=WINDOW)
@@ -120,13 +121,13 @@ class Course:
             self.number, self.attempt + self.interrupted, dict(sorted(self.places.items())), deadline
         )
 
-    def ended(self, verdict: Verdict, failure: str | None, duration_s: float) -> list[int]:
+    def ended(self, verdict: Verdict, failure: str | None, duration_s: float | None) -> list[int]:
         """Take how a try of a round ended.
 
         Args:
             verdict: who delivered and who didn't.
             failure: why it doesn't count; None where it was aggregated.
-            duration_s: how long the workers took.
+            duration_s: how long the workers took; None where that isn't known.
 
         Returns:
             The workers that are left out for good from now on.
@@ -142,16 +143,26 @@ class Course:
                 if self._spares:
                     self.places[self._spares.popleft()] = shard
         if failure is None:
-            self._durations_s.append(duration_s)
+            if duration_s is not None:
+                self._durations_s.append(duration_s)
             self.number, self.attempt, self.interrupted = self.number + 1, 1, 0
-        elif self.attempt > self.round_retries:
-            self._finish = Finish("failed", f"round {self.number} failed {self.attempt} times: {failure}")
         else:
+            if self.attempt > self.round_retries:
+                self._finish = Finish("failed", f"round {self.number} failed {self.attempt} times: {failure}")
             self.attempt += 1
         if self.stop_on_loss and verdict.failed:
             lost = ", ".join(map(str, verdict.failed))
             self._finish = Finish("failed", f"worker {lost} failed and the job says on_loss = 'stop'")
         return given_up
+
+    def resumed(self) -> None:
+        """Go on after a new process took over; where the run had failed, everyone gets another chance."""
+        stuck = self.number < self.rounds and len(self.places) < self.quorum
+        if self._finish is not None or stuck:
+            self.places = {rank: rank for rank in range(self._workers)}
+            self._failures.clear()
+            self.attempt, self.interrupted = 1, self.interrupted + self.attempt - 1
+            self._finish = None
 
     def stop(self, reason: str) -> None:
         """End the run before the next round."""

@@ -29,6 +29,7 @@ class Worker:
         self.connection: Connection | None = None
         self.has_files = False
         self.litter: set[str] = set()
+        """Names of earlier rounds' files in its folder."""
         self.ending = "cancelled"
         """Why what it does is being cancelled."""
 

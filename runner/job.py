@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -179,7 +181,23 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         described: dict[str, Any] = msgspec.to_builtins(self.job)
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
+        described["file"] = str(self.file)
         return described
+
+    def sent_sha256(self) -> dict[str, str]:
+        """Return the hash of each file that is sent, by its path relative to the job file.
+
+        Raises:
+            OSError: one can't be read.
+        """
+        found: dict[str, str] = {}
+        for rank in range(self.job.total_nodes):
+            for source, _ in self.files_for(rank, rank % self.job.workers):
+                name = os.path.relpath(source, self.folder)
+                if name not in found:
+                    with source.open("rb") as file:
+                        found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
 
     def files_for(self, rank: int, shard: int) -> list[tuple[Path, PurePosixPath]]:
         """Return what to send to a worker: (file here, name there), folders taken apart, sorted.

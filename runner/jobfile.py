@@ -52,8 +52,78 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
         raise JobError(shown, sorted(check.problems, key=lambda problem: problem.line or 0))
     job = msgspec.convert(raw, Job)
     return LoadedJob(
-        job=job, file=file, folder=folder, secrets={name: environ[name] for name in job.train.secrets}
+        job=job,
+        file=file.resolve(),
+        folder=folder,
+        secrets={name: environ[name] for name in job.train.secrets},
     )
+
+
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256")
+"""Parts of a job that may differ when a run is resumed; the log's are used."""
+
+
+def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
+    """Return the job of a run that is gone on with, as the log has it.
+
+    Args:
+        described: the job of the log's run_start.
+        environ: where the values of secrets are looked up.
+
+    Raises:
+        JobError: a secret is not set, or the job file or a file it sends was changed in a way that matters.
+    """
+    parts = {key: value for key, value in described.items() if key in Job.__struct_fields__}
+    file = Path(described["file"])
+    try:
+        job = msgspec.convert(parts, Job)
+    except msgspec.ValidationError as e:
+        raise JobError(
+            str(file), [Problem("log", f"its job can't be read: {e}", "a log of this version")]
+        ) from e
+    problems = [
+        Problem("train.secrets", f"{name!r} is not set in this environment", f"export {name}=... first")
+        for name in job.train.secrets
+        if not environ.get(name)
+    ]
+    secrets = {name: environ.get(name, "") for name in job.train.secrets}
+    loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
+    problems += _changes(described, loaded, environ)
+    if problems:
+        raise JobError(str(file), problems)
+    return loaded
+
+
+def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:
+    same = "what it was when the run began; else start a new run"
+    try:
+        now = load(loaded.file, environ).describe()
+    except JobError:
+        now = described  # not there or broken: the log has all it takes
+    ours, logs = _leaves(now), _leaves(described)
+    found = [
+        Problem(key, f"received {ours.get(key)!r}, was {logs.get(key)!r}", same)
+        for key in sorted(ours.keys() | logs.keys())
+        if key.split(".")[0] not in _MAY_CHANGE and ours.get(key) != logs.get(key)
+    ]
+    try:
+        sent = loaded.sent_sha256()
+    except OSError as e:
+        return [*found, Problem("train.files", f"{e.filename}: {e.strerror}", same)]
+    before = described.get("sent_sha256", {})
+    changed = sorted(name for name in {*sent, *before} if sent.get(name) != before.get(name))
+    return found + [Problem("train.files", f"{name} was changed", same) for name in changed]
+
+
+def _leaves(described: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's values by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in described.items():
+        if isinstance(value, dict) and value:
+            leaves.update({f"{key}.{inner}": leaf for inner, leaf in _leaves(value).items()})
+        else:
+            leaves[key] = list(value) if isinstance(value, tuple) else value
+    return leaves
 
 
 def _syntax(message: str) -> Problem:

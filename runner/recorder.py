@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from runner.errors import LogError
 from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
+_LOCK_S = 1.0
 _FIELDS: dict[type[Body], tuple[str, ...]] = {}
 
 
@@ -29,16 +30,56 @@ def _fields(body: Body) -> tuple[str, ...]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Where an older log is gone on with.
+
+    Attributes:
+        seq: number of its last event.
+        t_us: time of the next event at the earliest, in microseconds.
+        newline: whether a broken last line has to be closed first.
+    """
+
+    seq: int
+    t_us: int
+    newline: bool
+
+
+def lock(path: Path, wait_s: float = _LOCK_S) -> int:
+    """Open a log for appending and lock it; return the file descriptor.
+
+    Raises:
+        LogError: it can't be opened, or another process has it locked.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError as e:
+        raise LogError(f"{path}: can't open the log: {e.strerror}") from e
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if time.monotonic() < until:  # a reader tests the lock for a moment
+                time.sleep(0.01)
+                continue
+            os.close(fd)
+            raise LogError(f"{path}: another process is writing this log; the run is still going") from e
+        return fd
+
+
 class Recorder:
     """Appends events to one log, which it keeps locked.
 
     Args:
-        path: the log; must not exist.
+        path: the log; must not exist, unless it is gone on with.
         run: id of the run.
         folder: where events go that are too long for a line; named relative to the log.
         clock: seconds from any origin, monotonic.
         secrets: texts that never reach the log; each becomes ``***``.
         listeners: called with every event after it was written.
+        after: the log is gone on with from here.
+        fd: its descriptor from :func:`lock`, with `after`.
 
     Raises:
         LogError: the log can't be made or is in use.
@@ -53,6 +94,8 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
         secrets: Iterable[str] = (),
         listeners: Iterable[Callable[[dict[str, Any]], None]] = (),
+        after: Continue | None = None,
+        fd: int | None = None,
     ) -> None:
         self.path = path
         self.run = run
@@ -64,12 +107,22 @@ class Recorder:
         self._seq = 0
         self._last_us = 0
         self._broken: str | None = None
+        if after is not None:
+            self._began -= after.t_us / 1e6
+            self._seq, self._last_us = after.seq + 1, after.t_us
+        self._fd = self._make() if fd is None else fd
+        if after is not None and after.newline:
+            self._append(b"\n")
+
+    def _make(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path, flags, 0o644)
         except OSError as e:
-            raise LogError(f"{path}: can't make the log: {e.strerror}") from e
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        _sync_folder(path.parent)
+            raise LogError(f"{self.path}: can't make the log: {e.strerror}") from e
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        _sync_folder(self.path.parent)
+        return fd
 
     def now_us(self) -> int:
         """Return whole microseconds since the run began; never less than an event has said."""
