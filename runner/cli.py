@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -23,11 +24,12 @@ from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
 from runner.errors import JobError, LogError, RoundlogError, RunError
 from runner.job import LoadedJob
-from runner.live import Bar, Lines, Listener
+from runner.live import Background, Bar, Lines
 from runner.past import Past
 from runner.recorder import Continue, Recorder, lock
 from runner.runfolder import RunFolder
 from runner.transports import local
+from schemas.text import printable
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -123,7 +125,7 @@ def stop(log: Path) -> None:
     else:
         raise RunError(f"{log}: no coordinator is running this; there is nothing to stop")
     RunFolder.of(log).stop.touch()
-    click.echo(f"{log}: will stop after the current round; go on with: runner resume {log}", err=True)
+    _say(f"{log}: will stop after the current round; go on with: runner resume {log}")
 
 
 @cli.command()
@@ -154,12 +156,11 @@ def builtin_job() -> Path:
     return Path(str(files("runner"))) / "builtin" / "job.toml"
 
 
-def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Listener]:
+def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Background]:
     if quiet:
         return []
-    if progress and Console(file=sys.stderr).is_terminal:
-        return [Bar(sys.stderr)]
-    return [Lines(sys.stderr, beginnings=verbose)]
+    bar = progress and Console(file=sys.stderr).is_terminal
+    return [Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose))]
 
 
 def _execute(
@@ -168,12 +169,16 @@ def _execute(
     """Run to the end, say how it went, and exit."""
     coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
     caught: list[int] = []
-    result = trio.run(_run, coordinator, folder, caught)
+    try:
+        result = trio.run(_run, coordinator, folder, caught)
+    finally:
+        for shown in recorder.listeners:
+            shown.close()
     if result is not None and result.status == "failed":
         _error(f"the run failed: {result.reason}")
     if result is not None and not quiet and result.params is not None:
-        click.echo(f"params: {result.params}", err=True)
-        click.echo(f"report: analyze report {folder.log}", err=True)
+        _say(f"params: {result.params}")
+        _say(f"report: analyze report {folder.log}")
     click.echo(folder.log)
     codes = {"completed": 0, "failed": 1, "interrupted": 130}
     sys.exit(128 + caught[0] if result is None else codes[result.status])
@@ -211,12 +216,18 @@ async def _connect(folder: RunFolder, rank: int) -> Connection:
     return await local.connect(folder.worker(rank), f"{folder.run}.{rank}")
 
 
+def _say(text: str) -> None:
+    """Talk on stderr, if anyone listens, without what could steer the terminal."""
+    with suppress(OSError, ValueError):
+        click.echo(printable(text), err=True)
+
+
 def _error(text: str) -> None:
-    click.echo(f"error: {text}", err=True)
+    _say(f"error: {text}")
 
 
 def _hint(text: str) -> None:
-    click.echo(f"hint: {text}", err=True)
+    _say(f"hint: {text}")
 
 
 def main() -> None:
@@ -237,6 +248,9 @@ def main() -> None:
         sys.exit(2)
     except RoundlogError as e:
         _error(str(e))
+        sys.exit(1)
+    except BrokenPipeError:  # whoever read stdout has gone; Python must not complain about it at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as e:
         _error(str(e))

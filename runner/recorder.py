@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import orjson
 import trio
@@ -68,6 +69,18 @@ def lock(path: Path, wait_s: float = _LOCK_S) -> int:
         return fd
 
 
+class Listener(Protocol):
+    """Takes events after they were written."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+        ...
+
+    def close(self) -> None:
+        """Take no more."""
+        ...
+
+
 class Recorder:
     """Appends events to one log, which it keeps locked.
 
@@ -93,7 +106,7 @@ class Recorder:
         *,
         clock: Callable[[], float] = time.perf_counter,
         secrets: Iterable[str] = (),
-        listeners: Iterable[Callable[[dict[str, Any]], None]] = (),
+        listeners: Iterable[Listener] = (),
         after: Continue | None = None,
         fd: int | None = None,
     ) -> None:
@@ -179,10 +192,15 @@ class Recorder:
             LogError: the disk refused.
         """
         try:
-            await trio.to_thread.run_sync(os.fsync, self._fd)
+            await trio.to_thread.run_sync(self._sync)
         except OSError as e:
             self._broken = f"{self.path}: can't write the log to disk: {e.strerror}"
             raise LogError(self._broken) from e
+
+    def _sync(self) -> None:
+        os.fsync(self._fd)
+        if os.fstat(self._fd).st_nlink == 0:
+            raise OSError(errno.ENOENT, "it was deleted while it was being written")
 
     def close(self) -> None:
         """Unlock and close the log; once more is fine."""
