@@ -230,8 +230,18 @@ def _hint(text: str) -> None:
     _say(f"hint: {text}")
 
 
+def _open_standard_streams() -> None:
+    """Give streams that were closed to /dev/null, or else the log would become one of them."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - lives as long as we
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - likewise
+
+
 def main() -> None:
     """Run the command line and exit: 2 for wrong usage or job file, 1 for a run that failed."""
+    _open_standard_streams()
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as e:
