@@ -23,6 +23,7 @@ from runner import past as reading
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
 from runner.errors import JobError, LogError, RoundlogError, RunError
+from runner.grouped import leaf
 from runner.job import LoadedJob
 from runner.live import Background, Bar, Lines
 from runner.past import Past
@@ -169,19 +170,25 @@ def _execute(
     """Run to the end, say how it went, and exit."""
     coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
     caught: list[int] = []
+    result: Result | None = None
+    failure: BaseException | None = None
     try:
         result = trio.run(_run, coordinator, folder, caught)
+    except BaseExceptionGroup as group:
+        failure = leaf(group)
+        if not isinstance(failure, RunError):
+            raise
     finally:
         for shown in recorder.listeners:
             shown.close()
-    if result is not None and result.status == "failed":
-        _error(f"the run failed: {result.reason}")
+    if failure is not None or (result is not None and result.status == "failed"):
+        _error(f"the run failed: {failure or (result and result.reason)}")
     if result is not None and not quiet and result.params is not None:
         _say(f"params: {result.params}")
         _say(f"report: analyze report {folder.log}")
     click.echo(folder.log)
     codes = {"completed": 0, "failed": 1, "interrupted": 130}
-    sys.exit(128 + caught[0] if result is None else codes[result.status])
+    sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
 
 
 async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int]) -> Result | None:

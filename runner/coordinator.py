@@ -20,6 +20,7 @@ from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError
 from runner.fleet import Connect, Fleet
+from runner.grouped import leaf
 from runner.job import Command, Job, LoadedJob, environment
 from runner.output import Output
 from runner.past import Past, Try, replay
@@ -89,7 +90,7 @@ class Coordinator:
                     await self._resume(self._past, output)
                 finish = await self._rounds(output)
         except BaseException as e:
-            error = _leaf(e)
+            error = leaf(e)
             if isinstance(error, trio.Cancelled):
                 finish = self._result("interrupted", self.interrupted_by)
             else:
@@ -407,11 +408,3 @@ def weigh(
         Contribution(rank, deliveries[rank].path, count or 0.0)
         for rank, count in zip(survivors, samples, strict=True)
     ]
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """Return the one error that matters of what several tasks raised: a bug, a RunError, a cancellation."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    leaves = [_leaf(inner) for inner in error.exceptions]
-    return min(leaves, key=lambda e: 2 if isinstance(e, trio.Cancelled) else isinstance(e, RunError))
