@@ -17,7 +17,7 @@ Made from the table `NEXT` in `runner/decide.py` by `python docs/make_states.py`
 
 A failure of the transport, or of a training command with `train.retries`, leads to another attempt while the
 job's policy allows one; every other failure drops the worker for this round. When the round closes (all have
-delivered or were dropped, the grace time or the deadline has passed, or the quorum can't be met any more), who
+delivered or were dropped, the grace time or the deadline has passed, or the quorum is out of reach), who
 is still busy is dropped, whatever its state.
 
 """

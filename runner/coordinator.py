@@ -13,21 +13,20 @@ from typing import Literal
 
 import trio
 
-from runner.aggregate import Contribution, adopt, mean
+from runner.aggregate import Contribution, mean
 from runner.arrays import ArrayFile, sha256_of
-from runner.connection import Ended
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError
 from runner.fleet import Connect, Fleet
 from runner.grouped import leaf
-from runner.job import Command, Job, LoadedJob, environment
+from runner.job import Job, LoadedJob
 from runner.output import Output
+from runner.own import OwnCommands
 from runner.past import Past, Try, replay
 from runner.recorder import Recorder
-from runner.rounds import CurrentParams, Delivery, RoundRun, emit_metrics
+from runner.rounds import CurrentParams, Delivery, RoundRun
 from runner.runfolder import RunFolder
-from runner.traced import TracedConnection
 from runner.transports import local
 from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
@@ -70,7 +69,6 @@ class Coordinator:
         self._fleet = Fleet(loaded, folder, recorder, connect)
         self._params: CurrentParams | None = None  # until the initial ones are made
         self._past = past
-        self._own: local.LocalConnection | None = None
         self._course = _course(self._job)
         self.interrupted_by = "cancelled"
 
@@ -82,13 +80,15 @@ class Coordinator:
             trio.Cancelled: it was interrupted; the log says so.
         """
         finish = self._result("interrupted", None)
+        own: OwnCommands | None = None
         try:
             with Output(self._folder.output("coordinator"), self._job.train.output_limit_bytes) as output:
+                own = OwnCommands(self._fleet, output)
                 if self._past is None:
-                    await self._begin(output)
+                    await self._begin(own)
                 else:
-                    await self._resume(self._past, output)
-                finish = await self._rounds(output)
+                    await self._resume(self._past, own)
+                finish = await self._rounds(own)
         except BaseException as e:
             error = leaf(e)
             if isinstance(error, trio.Cancelled):
@@ -100,8 +100,8 @@ class Coordinator:
         finally:
             with trio.CancelScope(shield=True):
                 await self._fleet.close()
-                if self._own is not None:
-                    await self._own.close()
+                if own is not None:
+                    await own.close()
                 await self._end(finish)
         return finish
 
@@ -122,7 +122,7 @@ class Coordinator:
         self._recorder.emit(end, since_us=0)
         await self._recorder.flush()
 
-    async def _begin(self, output: Output) -> None:
+    async def _begin(self, own: OwnCommands) -> None:
         """Make the initial params and emit run_start, with them or without."""
         began = self._recorder.now_us()
         error: Exception | None = None
@@ -130,7 +130,7 @@ class Coordinator:
         sent: dict[str, str] = {}
         try:
             sent = await trio.to_thread.run_sync(self._loaded.sent_sha256)
-            params = await self._initial(output)
+            params = await own.initial_params()
         except (ArrayError, WorkerError, OSError) as e:
             error = e
         start = RunStart(
@@ -150,7 +150,7 @@ class Coordinator:
             raise RunError(f"no initial params: {error}") from error
         self._params = params
 
-    async def _resume(self, past: Past, output: Output) -> None:
+    async def _resume(self, past: Past, own: OwnCommands) -> None:
         """Go on where the log ends: replay it, verify the params, end what was left running."""
         ended = await trio.to_thread.run_sync(local.end_marked, self._folder.run)
         path = self._folder.log.parent / str(past.params_path)
@@ -180,12 +180,12 @@ class Coordinator:
         for stale in [*self._folder.folder.glob("incoming/*"), *self._folder.folder.glob(".params-*.part")]:
             stale.unlink()
         if unfinished is not None:
-            await self._finish(*unfinished, output)
+            await self._finish(*unfinished, own)
 
-    async def _finish(self, tried: Try, verdict: Verdict, output: Output) -> None:
+    async def _finish(self, tried: Try, verdict: Verdict, own: OwnCommands) -> None:
         """End a round that was aggregated but not ended; what may be missing of it is its evaluation."""
         if not tried.evaluated:
-            await self._evaluate(tried.number, self._current(), output)
+            await own.evaluate(tried.number, self._current())
         end = RoundEnd(
             survivors=len(verdict.survivors),
             total_nodes=self._job.total_nodes,
@@ -196,59 +196,9 @@ class Coordinator:
         self._recorder.emit(end, round=tried.number, since_us=round(tried.start["t"] * 1e6))
         await self._recorder.flush()
 
-    async def _initial(self, output: Output) -> CurrentParams:
-        given = self._job.params
-        if given.file is not None:
-            source = self._loaded.folder / given.file
-        else:
-            assert given.command is not None  # noqa: S101 - a valid job has one of both
-            source = self._folder.folder / "incoming" / f"init.{given.format}"
-            env = {**environment(given.env), "ROUNDLOG_PARAMS": str(source.resolve())}
-            output.begin("params")
-            ended = await self._exec(given.command, env, output, given.timeout_s, None)
-            if ended.exit_code != 0:
-                raise WorkerError(
-                    f"params.command ended with exit code {ended.exit_code}: {output.tail()}"
-                    f" (see {output.path})"
-                )
-            if not source.is_file():
-                raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
-        target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
-        sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
-        if given.command is not None:
-            source.unlink()
-        return CurrentParams(target, sha256, specs)
-
-    async def _exec(
-        self,
-        command: Command,
-        env: dict[str, str],
-        output: Output,
-        timeout_s: float,
-        round: int | None,
-    ) -> Ended:
-        """Run a command of the coordinator's own, in the job file's folder; traced inside rounds."""
-        if self._own is None:
-            self._own = local.LocalConnection(self._loaded.folder, f"{self._folder.run}.coordinator")
-        env = {
-            "ROUNDLOG_RUN": self._folder.run,
-            "ROUNDLOG_SEED": str(self._job.seed),
-            "ROUNDLOG_WORLD_SIZE": str(self._job.total_nodes),
-            **env,
-        }
-        try:
-            if round is None:
-                with trio.move_on_after(timeout_s):
-                    return await self._own.exec(command, env=env, output=output)
-                raise WorkerError(f"the command took longer than {timeout_s} s")
-            traced = TracedConnection(self._own, self._recorder, round=round, rank=None)
-            return await traced.exec(command, env=env, output=output, timeout_s=timeout_s)
-        finally:
-            output.end()
-
-    async def _rounds(self, output: Output) -> Result:
+    async def _rounds(self, own: OwnCommands) -> Result:
         while isinstance(begin := self._course.next(), Begin):
-            await self._round(begin, self._current(), output)
+            await self._round(begin, self._current(), own)
             self._keep_newest()
             if self._folder.stop.exists():
                 self._folder.stop.unlink()
@@ -256,7 +206,7 @@ class Coordinator:
         assert isinstance(begin, Finish)  # noqa: S101 - the other of two
         return self._result(begin.status, begin.reason)
 
-    async def _round(self, begin: Begin, params: CurrentParams, output: Output) -> None:
+    async def _round(self, begin: Begin, params: CurrentParams, own: OwnCommands) -> None:
         """Execute one try of one round; new params, if it made some, are the run's from then on."""
         start = RoundStart(
             active_nodes=len(begin.shards),
@@ -284,7 +234,7 @@ class Coordinator:
                     self._params, survivors = new, len(verdict.survivors)
             given_up = self._course.ended(verdict, failure, workers_us / 1e6)
             if failure is None:
-                await self._evaluate(begin.number, self._current(), output)
+                await own.evaluate(begin.number, self._current())
             for rank in given_up:
                 why = f"failed in {self._job.policy.max_failures} rounds running"
                 await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
@@ -341,29 +291,6 @@ class Coordinator:
         self._recorder.emit(done, round=number, since_us=began)
         await self._recorder.flush()
         return CurrentParams(target, made.sha256, params.specs), None
-
-    async def _evaluate(self, number: int, params: CurrentParams, output: Output) -> None:
-        """Run the evaluation; its failure costs its figures, not the round."""
-        evaluate = self._job.evaluate
-        if evaluate is None:
-            return
-        report = self._folder.folder / "incoming" / f"metrics-{number:04}.json"
-        env = {
-            **environment(evaluate.env),
-            "ROUNDLOG_ROUND": str(number),
-            "ROUNDLOG_PARAMS": str(params.path.resolve()),
-            "ROUNDLOG_METRICS": str(report.resolve()),
-        }
-        output.begin(f"evaluation of round {number}")
-        try:
-            await self._exec(evaluate.command, env, output, evaluate.timeout_s, number)
-        except WorkerError:
-            pass  # the exec event has it
-        else:
-            if report.is_file() and not report.is_symlink():
-                emit_metrics(self._recorder, report, number, None)
-        finally:
-            report.unlink(missing_ok=True)
 
     def _keep_newest(self) -> None:
         form = self._current().form
