@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.arrays import ArrayFile
 from runner.errors import ArrayError, JobError, Problem
-from runner.job import PYTHON, Command, LoadedJob
+from runner.job import PYTHON, Command, Job, LoadedJob
 from schemas.text import duration, size
 
 
@@ -43,14 +43,30 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
 def policy(loaded: LoadedJob) -> str:
     """Say in one sentence when a round counts and what happens when it doesn't."""
     job = loaded.job
+    times = {0: "", 1: "retries the round once, then ", 2: "retries the round twice, then "}
     retries = job.policy.round_retries
-    again = {0: "stops", 1: "retries the round once, then stops", 2: "retries the round twice, then stops"}
-    then = again.get(retries, f"retries the round {retries} times, then stops")
+    then = times.get(retries, f"retries the round {retries} times, then ") + "stops"
+    needed = f"all {job.workers}" if job.policy.on_loss == "stop" else f"{job.quorum} of {job.workers}"
+    said = f"needs {needed} workers{_within(job)}, else {then}"
+    if job.close_at is not None:
+        grace = job.policy.grace_s
+        said += f"; once {job.close_at} have delivered, the others "
+        said += f"get {duration(grace)} more" if grace else "are not waited for"
     if job.policy.on_loss == "stop":
-        return f"needs all {job.workers} workers in every round, since on_loss is 'stop'"
-    out = job.policy.max_failures
-    left = f"a worker that fails {out} rounds running is left out for good"
-    return f"needs {job.quorum} of {job.workers} workers a round, else {then}; {left}"
+        return said + "; ends the run when a worker fails (on_loss = 'stop')"
+    rounds = job.policy.max_failures
+    said += f"; a worker that fails {rounds} rounds running is left out for good"
+    return said + (f" and a spare takes its place ({job.spares} stand by)" if job.spares else "")
+
+
+def _within(job: Job) -> str:
+    given = job.deadlines
+    if given.round_s is None:
+        return ""
+    if given.round_s == "auto":
+        low, high = duration(given.auto_floor_s), duration(given.auto_ceiling_s)
+        return f" within a time learnt from the rounds so far ({low} to {high})"
+    return f" within {duration(given.round_s)}"
 
 
 def warnings(loaded: LoadedJob) -> list[str]:
@@ -72,7 +88,8 @@ def warnings(loaded: LoadedJob) -> list[str]:
 
 
 def _command(command: Command) -> str:
-    return f"sh -c {shlex.quote(command)}" if isinstance(command, str) else shlex.join(command)
+    text = f"sh -c {shlex.quote(command)}" if isinstance(command, str) else shlex.join(command)
+    return " ".join(text.split())
 
 
 def _params(loaded: LoadedJob) -> str:
@@ -92,8 +109,8 @@ def _params(loaded: LoadedJob) -> str:
 
 def _files(loaded: LoadedJob) -> str:
     total, names = 0, set[str]()
-    for rank in range(loaded.job.workers):
-        for source, target in loaded.files_for(rank):
+    for rank in range(loaded.job.total_nodes):
+        for source, target in loaded.files_for(rank, rank % loaded.job.workers):
             total += _size(source)
             names.add(str(target))
     if not names:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -16,17 +19,32 @@ from rich.console import Console
 
 from runner import check as checking
 from runner import jobfile
+from runner import past as reading
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
-from runner.errors import JobError, RoundlogError
+from runner.errors import JobError, LogError, RoundlogError, RunError
+from runner.grouped import leaf
 from runner.job import LoadedJob
-from runner.live import Bar, Lines, Listener
-from runner.recorder import Recorder
+from runner.live import Background, Bar, Lines
+from runner.past import Past
+from runner.recorder import Continue, Recorder, lock
 from runner.runfolder import RunFolder
 from runner.transports import local
+from schemas.text import printable
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _showing(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what is shown while a run goes on."""
+    for option in (
+        click.option("-v", "--verbose", is_flag=True, help="Also show when pushes, commands, pulls begin."),
+        click.option("--progress", is_flag=True, help="On a terminal, show a bar instead of lines."),
+        click.option("-q", "--quiet", is_flag=True, help="Show nothing while it runs, except errors."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(context_settings=_SETTINGS)
@@ -44,9 +62,7 @@ def cli() -> None:
     show_default=True,
     help="Folder that gets the log and the files of the run.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show nothing while it runs, except errors.")
-@click.option("--progress", is_flag=True, help="On a terminal, show a bar instead of a line an event.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show when pushes, commands and pulls begin.")
+@_showing
 def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bool) -> None:
     """Run JOB, a TOML file; without one, the built-in digits job.
 
@@ -56,9 +72,61 @@ def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bo
     loaded = jobfile.load(builtin_job() if job is None else job)
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
-    code = trio.run(_run, loaded, folder, _listeners(quiet=quiet, progress=progress, verbose=verbose), quiet)
-    click.echo(folder.log)
-    sys.exit(code)
+    listeners = _listeners(quiet=quiet, progress=progress, verbose=verbose)
+    with Recorder(
+        folder.log,
+        folder.run,
+        folder.folder,
+        clock=time.perf_counter,
+        secrets=loaded.secrets.values(),
+        listeners=listeners,
+    ) as recorder:
+        _execute(loaded, folder, recorder, quiet=quiet)
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@_showing
+def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
+    """Go on with the run of LOG, which was interrupted, failed or killed.
+
+    At most the round that was open is repeated. Exit codes are those of start.
+    """
+    fd = lock(log)
+    past = reading.read(log)
+    if past.status == "completed":
+        raise RunError(f"{log}: nothing to resume: the run is complete")
+    if past.params_sha256 is None:
+        raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
+    loaded = jobfile.from_log(past.job)
+    gone = max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
+    folder = RunFolder.of(log)
+    with Recorder(
+        log,
+        past.run,
+        folder.folder,
+        clock=time.perf_counter,
+        secrets=loaded.secrets.values(),
+        listeners=_listeners(quiet=quiet, progress=progress, verbose=verbose),
+        after=Continue(past.seq, past.t_us + gone, not past.has_newline),
+        fd=fd,
+    ) as recorder:
+        _execute(loaded, folder, recorder, past=past, quiet=quiet)
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+def stop(log: Path) -> None:
+    """Ask the running coordinator of LOG to stop after the current round."""
+    try:
+        os.close(lock(log, wait_s=0))
+    except LogError:
+        if not log.is_file():
+            raise
+    else:
+        raise RunError(f"{log}: no coordinator is running this; there is nothing to stop")
+    RunFolder.of(log).stop.touch()
+    _say(f"{log}: will stop after the current round; go on with: runner resume {log}")
 
 
 @cli.command()
@@ -89,69 +157,98 @@ def builtin_job() -> Path:
     return Path(str(files("runner"))) / "builtin" / "job.toml"
 
 
-def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Listener]:
+def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Background]:
     if quiet:
         return []
-    if progress and Console(file=sys.stderr).is_terminal:
-        return [Bar(sys.stderr)]
-    return [Lines(sys.stderr, beginnings=verbose)]
+    bar = progress and Console(file=sys.stderr).is_terminal
+    return [Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose))]
 
 
-async def _run(loaded: LoadedJob, folder: RunFolder, listeners: list[Listener], quiet: bool) -> int:
-    """Run a job until it ends or a signal ends it, and return the exit code."""
-    with (
-        trio.open_signal_receiver(*_SIGNALS) as signals,
-        Recorder(
-            folder.log,
-            folder.run,
-            folder.folder,
-            clock=trio.current_time,
-            secrets=loaded.secrets.values(),
-            listeners=listeners,
-        ) as recorder,
-    ):
-        coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder))
-        caught: list[int] = []
-        result: Result | None = None
+def _execute(
+    loaded: LoadedJob, folder: RunFolder, recorder: Recorder, *, past: Past | None = None, quiet: bool
+) -> None:
+    """Run to the end, say how it went, and exit."""
+    coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
+    caught: list[int] = []
+    result: Result | None = None
+    failure: BaseException | None = None
+    try:
+        result = trio.run(_run, coordinator, folder, caught)
+    except BaseExceptionGroup as group:
+        failure = leaf(group)
+        if not isinstance(failure, RunError):
+            raise
+    finally:
+        for shown in recorder.listeners:
+            shown.close()
+    if failure is not None or (result is not None and result.status == "failed"):
+        _error(f"the run failed: {failure or (result and result.reason)}")
+    if result is not None and not quiet and result.params is not None:
+        _say(f"params: {result.params}")
+        _say(f"report: analyze report {folder.log}")
+    click.echo(folder.log)
+    codes = {"completed": 0, "failed": 1, "interrupted": 130}
+    sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
+
+
+async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int]) -> Result | None:
+    """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
+    result: Result | None = None
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
-                nursery.start_soon(_watch, signals, coordinator, scope, caught)
+                nursery.start_soon(_watch, signals, coordinator, folder, scope, caught)
                 result = await coordinator.run()
             nursery.cancel_scope.cancel()
-    if result is None:
-        return 128 + caught[0]
-    if result.status == "failed":
-        _error(f"the run failed: {result.reason}")
-    if not quiet and result.params is not None:
-        click.echo(f"params: {result.params}", err=True)
-        click.echo(f"report: analyze report {folder.log}", err=True)
-    return 0 if result.status == "completed" else 1
+    return result
 
 
 async def _watch(
-    signals: AsyncIterator[int], coordinator: Coordinator, scope: trio.CancelScope, caught: list[int]
+    signals: AsyncIterator[int],
+    coordinator: Coordinator,
+    folder: RunFolder,
+    scope: trio.CancelScope,
+    caught: list[int],
 ) -> None:
     async for number in signals:
-        if not caught:
-            caught.append(number)
-            coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
-            scope.cancel()
+        caught.append(number)
+        if len(caught) > 1:  # asked twice: end at once, but leave no process behind
+            local.end_marked(folder.run)
+            os._exit(128 + number)
+        coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
+        scope.cancel()
 
 
 async def _connect(folder: RunFolder, rank: int) -> Connection:
-    return await local.connect(folder.worker(rank))
+    return await local.connect(folder.worker(rank), f"{folder.run}.{rank}")
+
+
+def _say(text: str) -> None:
+    """Talk on stderr, if anyone listens, without what could steer the terminal."""
+    with suppress(OSError, ValueError):
+        click.echo(printable(text), err=True)
 
 
 def _error(text: str) -> None:
-    click.echo(f"error: {text}", err=True)
+    _say(f"error: {text}")
 
 
 def _hint(text: str) -> None:
-    click.echo(f"hint: {text}", err=True)
+    _say(f"hint: {text}")
+
+
+def _open_standard_streams() -> None:
+    """Give streams that were closed to /dev/null, or else the log would become one of them."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - lives as long as we
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - likewise
 
 
 def main() -> None:
     """Run the command line and exit: 2 for wrong usage or job file, 1 for a run that failed."""
+    _open_standard_streams()
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as e:
@@ -168,6 +265,9 @@ def main() -> None:
         sys.exit(2)
     except RoundlogError as e:
         _error(str(e))
+        sys.exit(1)
+    except BrokenPipeError:  # whoever read stdout has gone; Python must not complain about it at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as e:
         _error(str(e))

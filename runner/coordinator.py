@@ -13,19 +13,22 @@ from typing import Literal
 
 import trio
 
-from runner.aggregate import Contribution, adopt, mean
-from runner.connection import Ended
-from runner.decide import Begin, Course, Finish
+from runner.aggregate import Contribution, mean
+from runner.arrays import ArrayFile, sha256_of
+from runner.course import AutoDeadline, Begin, Course, Finish
+from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError
 from runner.fleet import Connect, Fleet
-from runner.job import Command, LoadedJob, environment
+from runner.grouped import leaf
+from runner.job import Job, LoadedJob
 from runner.output import Output
+from runner.own import OwnCommands
+from runner.past import Past, Try, replay
 from runner.recorder import Recorder
-from runner.rounds import CurrentParams, Delivery, RoundRun, emit_metrics
+from runner.rounds import CurrentParams, Delivery, RoundRun
 from runner.runfolder import RunFolder
-from runner.traced import TracedConnection
 from runner.transports import local
-from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunStart
+from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
 _PACKAGES = ("roundlog", "numpy", "trio", "orjson", "msgspec")
 
@@ -48,25 +51,25 @@ class Coordinator:
         folder: the files of the run.
         recorder: the log.
         connect: makes the connection to a worker.
+        past: what the log has of a run that is gone on with.
     """
 
-    def __init__(self, loaded: LoadedJob, folder: RunFolder, recorder: Recorder, connect: Connect) -> None:
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        folder: RunFolder,
+        recorder: Recorder,
+        connect: Connect,
+        past: Past | None = None,
+    ) -> None:
         self._loaded = loaded
         self._job = loaded.job
         self._folder = folder
         self._recorder = recorder
         self._fleet = Fleet(loaded, folder, recorder, connect)
         self._params: CurrentParams | None = None  # until the initial ones are made
-        self._own: local.LocalConnection | None = None
-        policy = self._job.policy
-        self._course = Course(
-            rounds=self._job.rounds,
-            workers=self._job.workers,
-            quorum=self._job.quorum,
-            round_retries=policy.round_retries,
-            max_failures=policy.max_failures,
-            stop_on_loss=policy.on_loss == "stop",
-        )
+        self._past = past
+        self._course = _course(self._job)
         self.interrupted_by = "cancelled"
 
     async def run(self) -> Result:
@@ -77,12 +80,17 @@ class Coordinator:
             trio.Cancelled: it was interrupted; the log says so.
         """
         finish = self._result("interrupted", None)
+        own: OwnCommands | None = None
         try:
             with Output(self._folder.output("coordinator"), self._job.train.output_limit_bytes) as output:
-                await self._begin(output)
-                finish = await self._rounds(output)
+                own = OwnCommands(self._fleet, output)
+                if self._past is None:
+                    await self._begin(own)
+                else:
+                    await self._resume(self._past, own)
+                finish = await self._rounds(own)
         except BaseException as e:
-            error = _leaf(e)
+            error = leaf(e)
             if isinstance(error, trio.Cancelled):
                 finish = self._result("interrupted", self.interrupted_by)
             else:
@@ -92,8 +100,8 @@ class Coordinator:
         finally:
             with trio.CancelScope(shield=True):
                 await self._fleet.close()
-                if self._own is not None:
-                    await self._own.close()
+                if own is not None:
+                    await own.close()
                 await self._end(finish)
         return finish
 
@@ -114,18 +122,20 @@ class Coordinator:
         self._recorder.emit(end, since_us=0)
         await self._recorder.flush()
 
-    async def _begin(self, output: Output) -> None:
+    async def _begin(self, own: OwnCommands) -> None:
         """Make the initial params and emit run_start, with them or without."""
         began = self._recorder.now_us()
         error: Exception | None = None
         params: CurrentParams | None = None
+        sent: dict[str, str] = {}
         try:
-            params = await self._initial(output)
+            sent = await trio.to_thread.run_sync(self._loaded.sent_sha256)
+            params = await own.initial_params()
         except (ArrayError, WorkerError, OSError) as e:
             error = e
         start = RunStart(
-            job=self._loaded.describe(),
-            total_nodes=self._job.workers,
+            job={**self._loaded.describe(), "sent_sha256": sent},
+            total_nodes=self._job.total_nodes,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -140,78 +150,81 @@ class Coordinator:
             raise RunError(f"no initial params: {error}") from error
         self._params = params
 
-    async def _initial(self, output: Output) -> CurrentParams:
-        given = self._job.params
-        if given.file is not None:
-            source = self._loaded.folder / given.file
-        else:
-            assert given.command is not None  # noqa: S101 - a valid job has one of both
-            source = self._folder.folder / "incoming" / f"init.{given.format}"
-            env = {**environment(given.env), "ROUNDLOG_PARAMS": str(source.resolve())}
-            output.begin("params")
-            ended = await self._exec(given.command, env, output, given.timeout_s, None)
-            if ended.exit_code != 0:
-                raise WorkerError(
-                    f"params.command ended with exit code {ended.exit_code}: {output.tail()}"
-                    f" (see {output.path})"
-                )
-            if not source.is_file():
-                raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
-        target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
-        sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
-        if given.command is not None:
-            source.unlink()
-        return CurrentParams(target, sha256, specs)
-
-    async def _exec(
-        self,
-        command: Command,
-        env: dict[str, str],
-        output: Output,
-        timeout_s: float,
-        round: int | None,
-    ) -> Ended:
-        """Run a command of the coordinator's own, in the job file's folder; traced inside rounds."""
-        if self._own is None:
-            self._own = local.LocalConnection(self._loaded.folder)
-        env = {
-            "ROUNDLOG_RUN": self._folder.run,
-            "ROUNDLOG_SEED": str(self._job.seed),
-            "ROUNDLOG_WORLD_SIZE": str(self._job.workers),
-            **env,
-        }
+    async def _resume(self, past: Past, own: OwnCommands) -> None:
+        """Go on where the log ends: replay it, verify the params, end what was left running."""
+        ended = await trio.to_thread.run_sync(local.end_marked, self._folder.run)
+        path = self._folder.log.parent / str(past.params_path)
         try:
-            if round is None:
-                with trio.move_on_after(timeout_s):
-                    return await self._own.exec(command, env=env, output=output)
-                raise WorkerError(f"the command took longer than {timeout_s} s")
-            traced = TracedConnection(self._own, self._recorder, round=round, rank=None)
-            return await traced.exec(command, env=env, output=output, timeout_s=timeout_s)
-        finally:
-            output.end()
+            sha256 = await trio.to_thread.run_sync(sha256_of, path)
+            with ArrayFile(path) as file:
+                specs = dict(file.specs)
+        except OSError as e:
+            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
+        if sha256 != past.params_sha256:
+            raise RunError(f"{path}: these are not the params the log tells of (their SHA-256 differs)")
+        unfinished = replay(self._course, past.tries)
+        self._params = CurrentParams(path, sha256, specs)
+        found = "a broken tail" if past.broken_bytes else past.status or "no run_end"
+        event = RunResume(
+            session=past.session + 1,
+            trusted_seq=past.seq,
+            broken_offset=past.broken_offset,
+            broken_bytes=past.broken_bytes,
+            reason=f"{found}; {ended} processes were left running" if ended else found,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._recorder.emit(event)
+        await self._recorder.flush()
+        self._folder.stop.unlink(missing_ok=True)
+        for stale in [*self._folder.folder.glob("incoming/*"), *self._folder.folder.glob(".params-*.part")]:
+            stale.unlink()
+        if unfinished is not None:
+            await self._finish(*unfinished, own)
 
-    async def _rounds(self, output: Output) -> Result:
+    async def _finish(self, tried: Try, verdict: Verdict, own: OwnCommands) -> None:
+        """End a round that was aggregated but not ended; what may be missing of it is its evaluation."""
+        if not tried.evaluated:
+            await own.evaluate(tried.number, self._current())
+        end = RoundEnd(
+            survivors=len(verdict.survivors),
+            total_nodes=self._job.total_nodes,
+            outcome="ok",
+            failed=list(verdict.failed),
+            late=list(verdict.late),
+        )
+        self._recorder.emit(end, round=tried.number, since_us=round(tried.start["t"] * 1e6))
+        await self._recorder.flush()
+
+    async def _rounds(self, own: OwnCommands) -> Result:
         while isinstance(begin := self._course.next(), Begin):
-            await self._round(begin, self._current(), output)
+            await self._round(begin, self._current(), own)
             self._keep_newest()
+            if self._folder.stop.exists():
+                self._folder.stop.unlink()
+                self._course.stop("asked to stop")
         assert isinstance(begin, Finish)  # noqa: S101 - the other of two
         return self._result(begin.status, begin.reason)
 
-    async def _round(self, begin: Begin, params: CurrentParams, output: Output) -> None:
+    async def _round(self, begin: Begin, params: CurrentParams, own: OwnCommands) -> None:
         """Execute one try of one round; new params, if it made some, are the run's from then on."""
         start = RoundStart(
-            active_nodes=len(begin.ranks),
-            total_nodes=self._job.workers,
+            active_nodes=len(begin.shards),
+            total_nodes=self._job.total_nodes,
             params_sha256=params.sha256,
             attempt=begin.attempt,
+            deadline_s=begin.deadline_s,
         )
         began = self._recorder.emit(start, round=begin.number)
         execution = RoundRun(self._fleet, begin, params)
+        verdict: Verdict | None = None
+        workers_us: int | None = None
         survivors = 0
         reason: str | None = "the run was ended"
         outcome: Literal["ok", "failed", "interrupted"] = "interrupted"
         try:
             verdict = await execution.run()
+            workers_us = self._recorder.now_us() - began
             failure = verdict.reason
             if failure is None:
                 new, failure = await self._aggregate(
@@ -219,16 +232,24 @@ class Coordinator:
                 )
                 if new is not None:
                     self._params, survivors = new, len(verdict.survivors)
-            given_up = self._course.ended(verdict, failure)
+            given_up = self._course.ended(verdict, failure, workers_us / 1e6)
             if failure is None:
-                await self._evaluate(begin.number, self._current(), output)
+                await own.evaluate(begin.number, self._current())
             for rank in given_up:
                 why = f"failed in {self._job.policy.max_failures} rounds running"
                 await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
             outcome, reason = ("failed", failure) if failure else ("ok", None)
         finally:
             execution.clear()
-            end = RoundEnd(survivors=survivors, total_nodes=self._job.workers, outcome=outcome, reason=reason)
+            end = RoundEnd(
+                survivors=survivors,
+                total_nodes=self._job.total_nodes,
+                outcome=outcome,
+                reason=reason,
+                failed=list(verdict.failed) if verdict else [],
+                late=list(verdict.late) if verdict else [],
+                workers_s=None if workers_us is None else workers_us / 1e6,
+            )
             self._recorder.emit(end, round=begin.number, since_us=began)
         await self._recorder.flush()
 
@@ -271,34 +292,33 @@ class Coordinator:
         await self._recorder.flush()
         return CurrentParams(target, made.sha256, params.specs), None
 
-    async def _evaluate(self, number: int, params: CurrentParams, output: Output) -> None:
-        """Run the evaluation; its failure costs its figures, not the round."""
-        evaluate = self._job.evaluate
-        if evaluate is None:
-            return
-        report = self._folder.folder / "incoming" / f"metrics-{number:04}.json"
-        env = {
-            **environment(evaluate.env),
-            "ROUNDLOG_ROUND": str(number),
-            "ROUNDLOG_PARAMS": str(params.path.resolve()),
-            "ROUNDLOG_METRICS": str(report.resolve()),
-        }
-        output.begin(f"evaluation of round {number}")
-        try:
-            await self._exec(evaluate.command, env, output, evaluate.timeout_s, number)
-        except WorkerError:
-            pass  # the exec event has it
-        else:
-            if report.is_file() and not report.is_symlink():
-                emit_metrics(self._recorder, report, number, None)
-        finally:
-            report.unlink(missing_ok=True)
-
     def _keep_newest(self) -> None:
         form = self._current().form
         old = self._course.number - self._job.params.keep
         if old >= 0:
             self._folder.params(old, form).unlink(missing_ok=True)
+
+
+def _course(job: Job) -> Course:
+    deadline: float | AutoDeadline | None
+    if job.deadlines.round_s == "auto":
+        deadline = AutoDeadline(
+            k=job.deadlines.auto_k,
+            floor_s=job.deadlines.auto_floor_s,
+            ceiling_s=job.deadlines.auto_ceiling_s,
+        )
+    else:
+        deadline = job.deadlines.round_s
+    return Course(
+        rounds=job.rounds,
+        workers=job.workers,
+        spares=job.spares,
+        quorum=job.quorum,
+        round_retries=job.policy.round_retries,
+        max_failures=job.policy.max_failures,
+        deadline=deadline,
+        stop_on_loss=job.policy.on_loss == "stop",
+    )
 
 
 def weigh(
@@ -315,11 +335,3 @@ def weigh(
         Contribution(rank, deliveries[rank].path, count or 0.0)
         for rank, count in zip(survivors, samples, strict=True)
     ]
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """Return the one error that matters of what several tasks raised: a bug, a RunError, a cancellation."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    leaves = [_leaf(inner) for inner in error.exceptions]
-    return min(leaves, key=lambda e: 2 if isinstance(e, trio.Cancelled) else isinstance(e, RunError))

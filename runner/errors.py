@@ -12,6 +12,7 @@
         +-- TransferError        a file could not travel
         +-- CommandError         a command could not be started
         +-- DeadlineError        it took longer than the job allows
+        +-- RejectedError        its weights were not let in
 """
 
 from __future__ import annotations
@@ -92,3 +93,9 @@ class DeadlineError(WorkerError):
     """It took longer than the job allows."""
 
     reason = "timeout"
+
+
+class RejectedError(WorkerError):
+    """Its weights were not let in."""
+
+    reason = "rejected"

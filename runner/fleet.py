@@ -27,7 +27,11 @@ class Worker:
         self.rank = rank
         self.output = output
         self.connection: Connection | None = None
+        self.has_files = False
         self.litter: set[str] = set()
+        """Names of earlier rounds' files in its folder."""
+        self.ending = "cancelled"
+        """Why what it does is being cancelled."""
 
 
 class Fleet:
@@ -54,41 +58,40 @@ class Fleet:
             self._workers[rank] = Worker(rank, Output(self.folder.output(f"worker-{rank}"), limit))
         return self._workers[rank]
 
-    def traced(self, rank: int, round: int, attempt: int = 1) -> TracedConnection:
-        """Return a worker's connection, traced as part of a round.
-
-        Raises:
-            WorkerError: it has none.
-        """
-        connection = self.worker(rank).connection
-        if connection is None:
-            raise WorkerError(f"worker {rank} is not connected")
-        return TracedConnection(connection, self.recorder, round=round, rank=rank, attempt=attempt)
-
-    async def join(self, rank: int, round: int) -> None:
-        """Connect a worker that isn't, and send it its files.
+    async def join(self, rank: int, shard: int, round: int, attempt: int = 1) -> TracedConnection:
+        """Return a worker's connection, traced; connect one that has none, and send it its files.
 
         Raises:
             WorkerError: it can't be reached or its files can't be sent; it has left again then.
         """
         worker = self.worker(rank)
-        if worker.connection is not None:
-            return
-        try:
-            connection = await self._connect(rank)
-        except WorkerError as e:
-            self._down(rank, round, "connect", str(e), for_good=False)
-            raise
-        worker.connection = connection
-        up = WorkerUp(address=connection.address, facts=dict(connection.facts))
-        self.recorder.emit(up, round=round, rank=rank)
-        traced = self.traced(rank, round)
-        try:
-            for source, target in self._files(rank):
-                await traced.push(source, target)
-        except WorkerError as e:
-            await self.leave(rank, round, e.reason, str(e))
-            raise
+        if worker.connection is None:
+            try:
+                worker.connection = await self._connect(rank)
+            except WorkerError as e:
+                self._down(rank, round, "connect", str(e), for_good=False)
+                raise
+            worker.has_files = False
+            up = WorkerUp(address=worker.connection.address, facts=dict(worker.connection.facts))
+            self.recorder.emit(up, round=round, rank=rank)
+        traced = TracedConnection(
+            worker.connection,
+            self.recorder,
+            round=round,
+            rank=rank,
+            attempt=attempt,
+            cancelled=lambda: worker.ending,
+        )
+        if not worker.has_files:
+            timeout_s = self.loaded.job.deadlines.push_s
+            try:
+                for source, target in self._files(rank, shard):
+                    await traced.push(source, target, timeout_s=timeout_s)
+            except WorkerError as e:
+                await self.leave(rank, round, e.reason, str(e))
+                raise
+            worker.has_files = True
+        return traced
 
     async def leave(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool = False) -> None:
         """Let go of a worker, and say why."""
@@ -107,9 +110,9 @@ class Fleet:
                     nursery.start_soon(worker.connection.close)
                     worker.connection = None
 
-    def _files(self, rank: int) -> list[tuple[Path, str]]:
+    def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:
         try:
-            return [(source, str(target)) for source, target in self.loaded.files_for(rank)]
+            return [(source, str(target)) for source, target in self.loaded.files_for(rank, shard)]
         except OSError as e:
             raise TransferError(f"can't read the files to send: {e}") from e
 

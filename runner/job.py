@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -16,6 +19,8 @@ PYTHON = "{python}"
 """As an element of a command's list: the Python that runs the runner."""
 RANK = "{rank}"
 """In the name of a file to send: the worker's rank."""
+SHARD = "{shard}"
+"""Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
 
 _COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
@@ -57,6 +62,9 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[FileEntry | Text, ...],
         Meta(description='a list of paths ("{rank}" stands for the worker) or tables {source=, target=}'),
     ] = ()
+    retries: Annotated[
+        int, Meta(ge=0, description="a whole number, 0 or more: tries after a failed command, in a round")
+    ] = 0
     output_limit_bytes: Annotated[
         int, Meta(ge=0, description="a whole number: how much of one command's output is kept")
     ] = 1_000_000_000
@@ -79,10 +87,36 @@ class Aggregate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "num_samples"
 
 
-class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens when workers fail."""
+class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long things may take, in seconds; the training command's own limit is ``train.timeout_s``."""
 
-    quorum: Annotated[int | None, Meta(description="a whole number from 1 to the number of workers")] = None
+    push_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
+    pull_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
+    idle_s: Annotated[float | None, Meta(description=_TIMEOUT + ": a silent command is ended")] = None
+    round_s: Annotated[
+        float | Literal["auto"] | None,
+        Meta(description=_TIMEOUT + ', or "auto": learnt from the rounds so far'),
+    ] = None
+    auto_k: Annotated[float, Meta(ge=0, le=1000, description="a number from 0 to 1000")] = 6.0
+    auto_floor_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 30.0
+    auto_ceiling_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
+
+
+_COUNT = "a whole number from 1 to the number of workers, or a share of them: above 0.0, at most 1.0"
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens when workers fail or straggle."""
+
+    quorum: Annotated[int | float | None, Meta(description=_COUNT)] = None
+    close_at: Annotated[int | float | None, Meta(description=_COUNT)] = None
+    grace_s: Annotated[float, Meta(ge=0, le=31_536_000, description="a number of seconds, 0 or more")] = 0.0
+    retries: Annotated[
+        int, Meta(ge=0, le=100, description="a whole number from 0 to 100: tries after a broken transfer")
+    ] = 2
+    backoff_s: Annotated[
+        float, Meta(ge=0, le=3600, description="a number of seconds from 0 to 3600: rest before a retry")
+    ] = 1.0
     round_retries: Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] = 2
     max_failures: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")] = 3
     on_loss: Annotated[Literal["continue", "stop"], Meta(description='"continue" or "stop"')] = "continue"
@@ -101,16 +135,37 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rounds: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number from 0 to 2**63 - 1")] = 0
     workers: Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+    spares: Annotated[
+        int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: idle until one is needed")
+    ] = 0
     params: Annotated[Params, Meta(description="a table")]
     train: Annotated[Train, Meta(description="a table")]
     evaluate: Annotated[Evaluate | None, Meta(description="a table")] = None
     aggregate: Annotated[Aggregate, Meta(description="a table")] = Aggregate()
+    deadlines: Annotated[Deadlines, Meta(description="a table")] = Deadlines()
     policy: Annotated[Policy, Meta(description="a table")] = Policy()
+
+    @property
+    def total_nodes(self) -> int:
+        """Workers and spares."""
+        return self.workers + self.spares
 
     @property
     def quorum(self) -> int:
         """The least number of survivors that makes a round count; 2 where the job doesn't say."""
-        return min(2, self.workers) if self.policy.quorum is None else self.policy.quorum
+        quorum = self.policy.quorum
+        return min(2, self.workers) if quorum is None else count_of(quorum, self.workers)
+
+    @property
+    def close_at(self) -> int | None:
+        """Deliveries after which stragglers get only the grace time; None: all are waited for."""
+        at = self.policy.close_at
+        return None if at is None else count_of(at, self.workers)
+
+
+def count_of(given: float, workers: int) -> int:
+    """Return a number of workers that is given as one (an int) or as a share of them (a float)."""
+    return given if isinstance(given, int) else math.ceil(given * workers - 1e-9)
 
 
 class LoadedJob(Struct, frozen=True, kw_only=True):
@@ -126,9 +181,25 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         described: dict[str, Any] = msgspec.to_builtins(self.job)
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
+        described["file"] = str(self.file)
         return described
 
-    def files_for(self, rank: int) -> list[tuple[Path, PurePosixPath]]:
+    def sent_sha256(self) -> dict[str, str]:
+        """Return the hash of each file that is sent, by its path relative to the job file.
+
+        Raises:
+            OSError: one can't be read.
+        """
+        found: dict[str, str] = {}
+        for rank in range(self.job.total_nodes):
+            for source, _ in self.files_for(rank, rank % self.job.workers):
+                name = os.path.relpath(source, self.folder)
+                if name not in found:
+                    with source.open("rb") as file:
+                        found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
+
+    def files_for(self, rank: int, shard: int) -> list[tuple[Path, PurePosixPath]]:
         """Return what to send to a worker: (file here, name there), folders taken apart, sorted.
 
         Raises:
@@ -137,9 +208,9 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: list[tuple[Path, PurePosixPath]] = []
         for entry in self.job.train.files:
             given = entry if isinstance(entry, FileEntry) else FileEntry(source=entry)
-            source = self.folder / given.source.replace(RANK, str(rank))
+            source = self.folder / named(given.source, rank, shard)
             name = given.target or source.name
-            target = PurePosixPath(name.replace(RANK, str(rank)))
+            target = PurePosixPath(named(name, rank, shard))
             if source.is_dir():
                 found += [
                     (path, target / path.relative_to(source).as_posix())
@@ -149,6 +220,11 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
             else:
                 found.append((source, target))
         return found
+
+
+def named(name: str, rank: int, shard: int) -> str:
+    """Return a file's name for one worker."""
+    return name.replace(RANK, str(rank)).replace(SHARD, str(shard))
 
 
 def environment(given: dict[str, str | int | float]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runner.errors import JobError, Problem
-from runner.job import RANK, FileEntry, Job, LoadedJob
+from runner.job import RANK, SHARD, FileEntry, Job, LoadedJob, named
 
 _SHOWN = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -52,8 +52,78 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
         raise JobError(shown, sorted(check.problems, key=lambda problem: problem.line or 0))
     job = msgspec.convert(raw, Job)
     return LoadedJob(
-        job=job, file=file, folder=folder, secrets={name: environ[name] for name in job.train.secrets}
+        job=job,
+        file=file.resolve(),
+        folder=folder,
+        secrets={name: environ[name] for name in job.train.secrets},
     )
+
+
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256")
+"""Parts of a job that may differ when a run is resumed; the log's are used."""
+
+
+def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
+    """Return the job of a run that is gone on with, as the log has it.
+
+    Args:
+        described: the job of the log's run_start.
+        environ: where the values of secrets are looked up.
+
+    Raises:
+        JobError: a secret is not set, or the job file or a file it sends was changed in a way that matters.
+    """
+    parts = {key: value for key, value in described.items() if key in Job.__struct_fields__}
+    file = Path(described["file"])
+    try:
+        job = msgspec.convert(parts, Job)
+    except msgspec.ValidationError as e:
+        raise JobError(
+            str(file), [Problem("log", f"its job can't be read: {e}", "a log of this version")]
+        ) from e
+    problems = [
+        Problem("train.secrets", f"{name!r} is not set in this environment", f"export {name}=... first")
+        for name in job.train.secrets
+        if not environ.get(name)
+    ]
+    secrets = {name: environ.get(name, "") for name in job.train.secrets}
+    loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
+    problems += _changes(described, loaded, environ)
+    if problems:
+        raise JobError(str(file), problems)
+    return loaded
+
+
+def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:
+    same = "what it was when the run began; else start a new run"
+    try:
+        now = load(loaded.file, environ).describe()
+    except JobError:
+        now = described  # not there or broken: the log has all it takes
+    ours, logs = _leaves(now), _leaves(described)
+    found = [
+        Problem(key, f"received {ours.get(key)!r}, was {logs.get(key)!r}", same)
+        for key in sorted(ours.keys() | logs.keys())
+        if key.split(".")[0] not in _MAY_CHANGE and ours.get(key) != logs.get(key)
+    ]
+    try:
+        sent = loaded.sent_sha256()
+    except OSError as e:
+        return [*found, Problem("train.files", f"{e.filename}: {e.strerror}", same)]
+    before = described.get("sent_sha256", {})
+    changed = sorted(name for name in {*sent, *before} if sent.get(name) != before.get(name))
+    return found + [Problem("train.files", f"{name} was changed", same) for name in changed]
+
+
+def _leaves(described: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's values by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in described.items():
+        if isinstance(value, dict) and value:
+            leaves.update({f"{key}.{inner}": leaf for inner, leaf in _leaves(value).items()})
+        else:
+            leaves[key] = list(value) if isinstance(value, tuple) else value
+    return leaves
 
 
 def _syntax(message: str) -> Problem:
@@ -137,7 +207,9 @@ class _Check:
     def meaning(self, raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> None:
         """Check what types can't say, as far as the parts it needs are right."""
         self._params(self._part(raw, "params"), folder)
-        self._quorum(self._part(raw, "policy").get("quorum"), raw.get("workers"))
+        for key in ("quorum", "close_at"):
+            self._count(f"policy.{key}", self._part(raw, "policy").get(key), raw.get("workers"))
+        self._deadlines(self._part(raw, "deadlines"))
         for table in ("params", "train", "evaluate"):
             part = self._part(raw, table)
             self._command(f"{table}.command", part.get("command"))
@@ -151,9 +223,9 @@ class _Check:
                         f"{name!r} is not set in this environment",
                         f"names of variables that are set: export {name}=... first",
                     )
-        workers = raw.get("workers")
-        if not {"train.files", "workers"} & self.wrong and isinstance(workers, int):
-            self._files(train.get("files", ()), workers, folder)
+        workers, spares = raw.get("workers"), raw.get("spares", 0)
+        if not {"train.files", "workers", "spares"} & self.wrong and isinstance(workers, int):
+            self._files(train.get("files", ()), (workers, spares), folder)
 
     def _part(self, raw: dict[str, Any], name: str) -> dict[str, Any]:
         part = raw.get(name)
@@ -176,11 +248,23 @@ class _Check:
             elif not file.is_file():
                 self.add("params.file", f"no such file: {str(file)!r}", "a file that exists")
 
-    def _quorum(self, quorum: Any, workers: Any) -> None:
-        if {"policy.quorum", "workers"} & self.wrong or not isinstance(quorum, int):
+    def _count(self, key: str, given: Any, workers: Any) -> None:
+        if {key, "workers"} & self.wrong or given is None or not isinstance(workers, int):
             return
-        if isinstance(workers, int) and not 1 <= quorum <= workers:
-            self.add("policy.quorum", _show(quorum), f"a whole number from 1 to {workers} (workers)")
+        fits = 1 <= given <= workers if isinstance(given, int) else 0 < given <= 1
+        if not fits:
+            self.add(key, _show(given), f"1 to {workers} (workers), or a share above 0.0 and at most 1.0")
+
+    def _deadlines(self, deadlines: dict[str, Any]) -> None:
+        for name in ("idle_s", "round_s"):
+            given = deadlines.get(name)
+            key = f"deadlines.{name}"
+            if key not in self.wrong and isinstance(given, int | float) and not 0 < given <= 31_536_000:
+                self.add(key, _show(given), "a number of seconds above 0, at most 31536000 (a year)")
+        floor, ceiling = deadlines.get("auto_floor_s", 30), deadlines.get("auto_ceiling_s", 3600)
+        known = isinstance(floor, int | float) and isinstance(ceiling, int | float)
+        if known and floor > ceiling:
+            self.add("deadlines.auto_floor_s", _show(floor), f"at most auto_ceiling_s, which is {ceiling}")
 
     def _command(self, key: str, command: Any) -> None:
         if key not in self.wrong and isinstance(command, list) and not command:
@@ -202,7 +286,7 @@ class _Check:
             if isinstance(value, bool) or "\0" in str(value):
                 self.add(f"{key}.{name}", _show(value), "a string without NUL characters, or a number")
 
-    def _files(self, files: Any, workers: int, folder: Path) -> None:
+    def _files(self, files: Any, counts: tuple[int, int], folder: Path) -> None:
         targets: dict[str, str] = {}
         for number, entry in enumerate(files):
             given = FileEntry(source=entry) if isinstance(entry, str) else msgspec.convert(entry, FileEntry)
@@ -216,9 +300,11 @@ class _Check:
             if name in targets:
                 self.add(key, f"target {name!r}, as {targets[name]}", "a target of its own")
             targets[name] = key
-            ranks = range(workers) if RANK in given.source else range(1)
-            missing = [r for r in ranks if not (folder / given.source.replace(RANK, str(r))).exists()]
+            wanted = {named(given.source, rank, rank) for rank in range(sum(counts))}
+            if SHARD in given.source and RANK not in given.source:
+                wanted = {named(given.source, shard, shard) for shard in range(counts[0])}
+            missing = sorted(path for path in wanted if not (folder / path).exists())
             if missing:
-                path = folder / given.source.replace(RANK, str(missing[0]))
-                others = f" (and for {len(missing) - 1} more workers)" if len(missing) > 1 else ""
+                others = f" (nor {len(missing) - 1} more of them)" if len(missing) > 1 else ""
+                path = folder / missing[0]
                 self.add(key, f"no such file or folder: {str(path)!r}{others}", "a path that exists")

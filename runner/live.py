@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -20,7 +23,38 @@ from schemas.text import event_line, failed, number, printable, what, why
 
 Listener = Callable[[dict[str, Any]], None]
 _BEGINNINGS = frozenset({"push_start", "exec_start", "pull_start"})
+_WAITING = 10_000
+_LAST_S = 2.0
 _STYLES = {"metric": "bold", "aggregate": "green", "run_end": "bold"}
+
+
+class Background:
+    """Shows events from a thread of its own, so that a reader that doesn't read holds up nothing.
+
+    Args:
+        show: what shows an event; what it can't keep up with is left out.
+    """
+
+    def __init__(self, show: Listener) -> None:
+        self._show = show
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event soon."""
+        with suppress(queue.Full):
+            self._waiting.put_nowait(event)
+
+    def close(self) -> None:
+        """Show what is waiting, as far as the reader takes it within a moment."""
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=_LAST_S)
+            self._thread.join(_LAST_S)
+
+    def _work(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            self._show(event)
 
 
 class Lines:

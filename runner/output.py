@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,6 +11,10 @@ from runner.errors import LogError
 from schemas.text import tail
 
 _TAIL_BYTES = 4096
+
+
+def _nothing() -> None:
+    """Listen to nothing."""
 
 
 class Output:
@@ -27,6 +32,8 @@ class Output:
         self.path = path
         self.limit_bytes = limit_bytes
         self.count_bytes = 0
+        self.heard: Callable[[], object] = _nothing
+        """Called whenever something was printed."""
         self._tail = b""
         try:
             self._file = path.open("ab", buffering=0)
@@ -51,6 +58,7 @@ class Output:
             if len(chunk) > room:
                 self._keep(f"\n== the rest is dropped: over {self.limit_bytes} bytes ==\n".encode())
         self.count_bytes += len(chunk)
+        self.heard()
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
     def end(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import orjson
 import trio
@@ -19,6 +20,7 @@ from runner.errors import LogError
 from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
+_LOCK_S = 1.0
 _FIELDS: dict[type[Body], tuple[str, ...]] = {}
 
 
@@ -29,16 +31,68 @@ def _fields(body: Body) -> tuple[str, ...]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Where an older log is gone on with.
+
+    Attributes:
+        seq: number of its last event.
+        t_us: time of the next event at the earliest, in microseconds.
+        newline: whether a broken last line has to be closed first.
+    """
+
+    seq: int
+    t_us: int
+    newline: bool
+
+
+def lock(path: Path, wait_s: float = _LOCK_S) -> int:
+    """Open a log for appending and lock it; return the file descriptor.
+
+    Raises:
+        LogError: it can't be opened, or another process has it locked.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError as e:
+        raise LogError(f"{path}: can't open the log: {e.strerror}") from e
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if time.monotonic() < until:  # a reader tests the lock for a moment
+                time.sleep(0.01)
+                continue
+            os.close(fd)
+            raise LogError(f"{path}: another process is writing this log; the run is still going") from e
+        return fd
+
+
+class Listener(Protocol):
+    """Takes events after they were written."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+        ...
+
+    def close(self) -> None:
+        """Take no more."""
+        ...
+
+
 class Recorder:
     """Appends events to one log, which it keeps locked.
 
     Args:
-        path: the log; must not exist.
+        path: the log; must not exist, unless it is gone on with.
         run: id of the run.
         folder: where events go that are too long for a line; named relative to the log.
         clock: seconds from any origin, monotonic.
         secrets: texts that never reach the log; each becomes ``***``.
         listeners: called with every event after it was written.
+        after: the log is gone on with from here.
+        fd: its descriptor from :func:`lock`, with `after`.
 
     Raises:
         LogError: the log can't be made or is in use.
@@ -52,7 +106,9 @@ class Recorder:
         *,
         clock: Callable[[], float] = time.perf_counter,
         secrets: Iterable[str] = (),
-        listeners: Iterable[Callable[[dict[str, Any]], None]] = (),
+        listeners: Iterable[Listener] = (),
+        after: Continue | None = None,
+        fd: int | None = None,
     ) -> None:
         self.path = path
         self.run = run
@@ -64,12 +120,22 @@ class Recorder:
         self._seq = 0
         self._last_us = 0
         self._broken: str | None = None
+        if after is not None:
+            self._began -= after.t_us / 1e6
+            self._seq, self._last_us = after.seq + 1, after.t_us
+        self._fd = self._make() if fd is None else fd
+        if after is not None and after.newline:
+            self._append(b"\n")
+
+    def _make(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path, flags, 0o644)
         except OSError as e:
-            raise LogError(f"{path}: can't make the log: {e.strerror}") from e
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        _sync_folder(path.parent)
+            raise LogError(f"{self.path}: can't make the log: {e.strerror}") from e
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        _sync_folder(self.path.parent)
+        return fd
 
     def now_us(self) -> int:
         """Return whole microseconds since the run began; never less than an event has said."""
@@ -126,10 +192,15 @@ class Recorder:
             LogError: the disk refused.
         """
         try:
-            await trio.to_thread.run_sync(os.fsync, self._fd)
+            await trio.to_thread.run_sync(self._sync)
         except OSError as e:
             self._broken = f"{self.path}: can't write the log to disk: {e.strerror}"
             raise LogError(self._broken) from e
+
+    def _sync(self) -> None:
+        os.fsync(self._fd)
+        if os.fstat(self._fd).st_nlink == 0:
+            raise OSError(errno.ENOENT, "it was deleted while it was being written")
 
     def close(self) -> None:
         """Unlock and close the log; once more is fine."""

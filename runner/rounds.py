@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import trio
@@ -12,25 +14,44 @@ import trio
 from runner import metrics
 from runner.aggregate import check_weights, max_weights_bytes
 from runner.arrays import ArraySpec
-from runner.decide import Act, Begin, Round, Said, Verdict
+from runner.course import Begin
+from runner.decide import (
+    Action,
+    Alarm,
+    Close,
+    Do,
+    Drop,
+    Failure,
+    RetryAfter,
+    Round,
+    Rules,
+    Said,
+    SetAlarm,
+    Step,
+    Verdict,
+)
 from runner.errors import (
     ArrayError,
     ConnectionLostError,
+    DeadlineError,
+    RejectedError,
     TransferError,
     WorkerError,
 )
 from runner.fleet import Fleet
 from runner.job import environment
 from runner.recorder import Recorder
+from runner.traced import TracedConnection
 from schemas.events import Metric, Reject
 
 _SAID = {
-    Act.JOIN: Said.JOINED,
-    Act.PUSH: Said.PUSHED,
-    Act.TRAIN: Said.TRAINED,
-    Act.PULL: Said.PULLED,
-    Act.CHECK: Said.ACCEPTED,
+    Step.JOIN: Said.JOINED,
+    Step.PUSH: Said.PUSHED,
+    Step.TRAIN: Said.TRAINED,
+    Step.PULL: Said.PULLED,
+    Step.CHECK: Said.ACCEPTED,
 }
+_LONGEST_REST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,53 +94,109 @@ class RoundRun:
         self._begin = begin
         self._params = params
         self._number = begin.number
-        self._round = Round(begin.number, begin.ranks, fleet.loaded.job.quorum)
+        self._round = Round(begin.number, begin.shards, self._rules())
         self._names = {
             "params": f"params-{begin.number:04}.{params.form}",
             "weights": f"weights-{begin.number:04}.{params.form}",
             "metrics": f"metrics-{begin.number:04}.json",
         }
-        self._do: dict[Act, Callable[[int], Coroutine[Any, Any, None]]] = {
-            Act.JOIN: self._join,
-            Act.PUSH: self._push,
-            Act.TRAIN: self._train,
-            Act.PULL: self._pull,
-            Act.CHECK: self._check,
+        self._steps: dict[Step, Callable[[int, TracedConnection], Coroutine[Any, Any, None]]] = {
+            Step.JOIN: self._joined,
+            Step.PUSH: self._push,
+            Step.TRAIN: self._train,
+            Step.PULL: self._pull,
+            Step.CHECK: self._check,
         }
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._alarms: list[trio.CancelScope] = []
         self.deliveries: dict[int, Delivery] = {}
 
+    def _rules(self) -> Rules:
+        job = self._loaded.job
+        stop = job.policy.on_loss == "stop"
+        return Rules(
+            quorum=len(self._begin.shards) if stop else job.quorum,
+            close_at=job.close_at,
+            grace_s=job.policy.grace_s,
+            retries=job.policy.retries,
+            train_retries=job.train.retries,
+        )
+
     async def run(self) -> Verdict:
-        """Let every worker go its way, and return how the round ends."""
+        """Take every worker through its steps, and return how the round ends."""
         async with trio.open_nursery() as nursery:
-            for act, rank in self._round.start():
-                nursery.start_soon(self._go, act, rank)
+            if self._begin.deadline_s is not None:
+                nursery.start_soon(self._alarm, Alarm.DEADLINE, self._begin.deadline_s, nursery)
+            self._carry_out(self._round.start(), nursery)
         return self._round.verdict()
+
+    def _carry_out(self, actions: list[Action], nursery: trio.Nursery) -> None:
+        for action in actions:
+            match action:
+                case Do(rank, step, attempt):
+                    self._scopes[rank] = trio.CancelScope()
+                    nursery.start_soon(self._take, rank, step, attempt, nursery)
+                case RetryAfter(rank, attempt):
+                    self._scopes[rank] = trio.CancelScope()
+                    nursery.start_soon(self._rest, rank, attempt, nursery)
+                case SetAlarm(seconds):
+                    nursery.start_soon(self._alarm, Alarm.GRACE, seconds, nursery)
+                case Drop(rank, was, late, reason):
+                    word = "late" if late else "deadline"
+                    self._emit_reject(rank, word, f"not waited for while {was.value}: {reason}")
+                    self._fleet.worker(rank).ending = f"ended: {reason}"
+                    self._scopes[rank].cancel()
+                case Close():
+                    for scope in self._alarms:
+                        scope.cancel()
+
+    async def _take(self, rank: int, step: Step, attempt: int, nursery: trio.Nursery) -> None:
+        """Take one step with a worker and say what came of it."""
+        if self._round.closed:
+            return
+        said, failure = _SAID[step], None
+        with self._scopes[rank]:
+            try:
+                shard = self._begin.shards[rank]
+                traced = await self._fleet.join(rank, shard, self._number, attempt)
+                await self._steps[step](rank, traced)
+            except WorkerError as e:
+                said, failure = Said.FAILED, _kind(e, step)
+                if isinstance(e, ConnectionLostError):
+                    await self._fleet.leave(rank, self._number, e.reason, str(e))
+        if not self._round.closed:
+            self._carry_out(self._round.on(said, rank, failure), nursery)
+
+    async def _rest(self, rank: int, attempt: int, nursery: trio.Nursery) -> None:
+        """Wait before another attempt: twice as long each time, with jitter of the seed's own."""
+        longest = min(self._loaded.job.policy.backoff_s * 2 ** (attempt - 2), _LONGEST_REST_S)
+        drawn = Random(f"{self._loaded.job.seed} {self._number} {rank} {attempt}").uniform(0.5, 1.0)
+        with self._scopes[rank]:
+            await trio.sleep(longest * drawn)
+        if not self._round.closed:
+            self._carry_out(self._round.on(Said.RESTED, rank), nursery)
+
+    async def _alarm(self, alarm: Alarm, seconds: float, nursery: trio.Nursery) -> None:
+        with trio.CancelScope() as scope:
+            self._alarms.append(scope)
+            await trio.sleep(seconds)
+        if not self._round.closed:
+            self._carry_out(self._round.alarm(alarm), nursery)
 
     def clear(self) -> None:
         """Delete what was pulled."""
         for delivery in self.deliveries.values():
             delivery.path.unlink(missing_ok=True)
 
-    async def _go(self, act: Act | None, rank: int) -> None:
-        while act is not None:
-            said = _SAID[act]
-            try:
-                await self._do[act](rank)
-            except WorkerError as e:
-                said = Said.FAILED
-                if act is not Act.JOIN and isinstance(e, ConnectionLostError | TransferError):
-                    await self._fleet.leave(rank, self._number, e.reason, str(e))
-            act = self._round.on(said, rank)
+    async def _joined(self, rank: int, traced: TracedConnection) -> None:
+        """Do nothing: whoever takes a step has joined."""
 
-    async def _join(self, rank: int) -> None:
-        await self._fleet.join(rank, self._number)
+    async def _push(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - as all steps
+        timeout_s = self._loaded.job.deadlines.push_s
+        await traced.push(self._params.path, self._names["params"], timeout_s=timeout_s)
 
-    async def _push(self, rank: int) -> None:
-        await self._fleet.traced(rank, self._number).push(self._params.path, self._names["params"])
-
-    async def _train(self, rank: int) -> None:
+    async def _train(self, rank: int, traced: TracedConnection) -> None:
         worker = self._fleet.worker(rank)
-        traced = self._fleet.traced(rank, self._number)
         train = self._loaded.job.train
         made = [self._names["weights"], self._names["metrics"]]
         stale = worker.litter - {self._names["params"]}
@@ -133,6 +210,7 @@ class RoundRun:
                 remove=sorted({*made, *stale}),
                 expect=made,
                 timeout_s=train.timeout_s,
+                idle_s=self._loaded.job.deadlines.idle_s or math.inf,
             )
         finally:
             worker.output.end()
@@ -147,20 +225,22 @@ class RoundRun:
         path = self._folder.incoming(rank, self._names["weights"])
         self.deliveries[rank] = Delivery(path, self._names["metrics"] in ended.sizes_bytes)
 
-    async def _pull(self, rank: int) -> None:
-        traced = self._fleet.traced(rank, self._number)
+    async def _pull(self, rank: int, traced: TracedConnection) -> None:
+        timeout_s = self._loaded.job.deadlines.pull_s
         delivery = self.deliveries[rank]
         limit = max_weights_bytes(self._params.specs)
-        await traced.pull(self._names["weights"], delivery.path, max_bytes=limit)
+        await traced.pull(self._names["weights"], delivery.path, max_bytes=limit, timeout_s=timeout_s)
         if delivery.has_metrics:
             report = self._folder.incoming(rank, self._names["metrics"])
             try:
-                await traced.pull(self._names["metrics"], report, max_bytes=metrics.MAX_BYTES)
+                await traced.pull(
+                    self._names["metrics"], report, max_bytes=metrics.MAX_BYTES, timeout_s=timeout_s
+                )
                 delivery.num_samples = emit_metrics(self._recorder, report, self._number, rank)
             finally:
                 report.unlink(missing_ok=True)
 
-    async def _check(self, rank: int) -> None:
+    async def _check(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - likewise
         path = self.deliveries[rank].path
         try:
             await trio.to_thread.run_sync(
@@ -169,9 +249,12 @@ class RoundRun:
         except ArrayError as e:
             raise self._reject(rank, e.reason, e.detail) from e
 
-    def _reject(self, rank: int, reason: Any, detail: str) -> WorkerError:
+    def _reject(self, rank: int, reason: Any, detail: str) -> RejectedError:
+        self._emit_reject(rank, reason, detail)
+        return RejectedError(detail)
+
+    def _emit_reject(self, rank: int, reason: Any, detail: str) -> None:
         self._recorder.emit(Reject(reason=reason, detail=detail), round=self._number, rank=rank)
-        return WorkerError(detail)
 
     def _environment(self, rank: int, folder: str) -> dict[str, str]:
         job = self._loaded.job
@@ -182,9 +265,20 @@ class RoundRun:
             "ROUNDLOG_SEED": str(job.seed),
             "ROUNDLOG_ROUND": str(self._number),
             "ROUNDLOG_RANK": str(rank),
-            "ROUNDLOG_WORLD_SIZE": str(job.workers),
+            "ROUNDLOG_WORLD_SIZE": str(job.total_nodes),
+            "ROUNDLOG_SHARD": str(self._begin.shards[rank]),
+            "ROUNDLOG_SHARDS": str(job.workers),
             **{f"ROUNDLOG_{what.upper()}": f"{folder}/{name}" for what, name in self._names.items()},
         }
+
+
+def _kind(error: WorkerError, step: Step) -> Failure:
+    """Say what kind of failure an error is, where it came up."""
+    if isinstance(error, RejectedError):
+        return Failure.REJECTED
+    if step is not Step.TRAIN or isinstance(error, ConnectionLostError | TransferError):
+        return Failure.TRANSPORT
+    return Failure.DEADLINE if isinstance(error, DeadlineError) else Failure.COMMAND
 
 
 def emit_metrics(recorder: Recorder, path: Path, round: int, rank: int | None) -> float | None:

@@ -43,6 +43,16 @@ class RunFolder:
             raise RunError(f"{made.folder}: can't make the run's folder: {e.strerror}") from e
         return made
 
+    @classmethod
+    def of(cls, log: Path) -> RunFolder:
+        """Return the files of a run whose log is there already."""
+        return cls(log.stem, log, log.with_suffix(""))
+
+    @property
+    def stop(self) -> Path:
+        """A file that, when it is there, asks the coordinator to stop after the round."""
+        return self.folder / "stop"
+
     def params(self, number: int, form: str) -> Path:
         """Return the params that round `number` pushes."""
         return self.folder / f"params-{number:04}.{form}"

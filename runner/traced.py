@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,14 @@ class TracedConnection:
 
     Each call emits an event when it begins and one when it ends, also when it fails or is cancelled;
     exceptions go through. Attributes it doesn't have are the wrapped connection's.
+
+    Args:
+        connection: what is traced.
+        recorder: the log.
+        round: the round it belongs to.
+        rank: the worker it belongs to; None for the coordinator.
+        attempt: which try, from 1.
+        cancelled: says why a call was cancelled.
     """
 
     def __init__(
@@ -34,18 +43,24 @@ class TracedConnection:
         round: int | None,
         rank: int | None,
         attempt: int = 1,
+        cancelled: Callable[[], str] = lambda: "cancelled",
     ) -> None:
         self._connection = connection
         self._recorder = recorder
         self._round = round
         self._rank = rank
         self._attempt = attempt
+        self._cancelled = cancelled
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    async def push(self, source: Path, target: str) -> Transferred:
-        """Push, and say so."""
+    async def push(self, source: Path, target: str, *, timeout_s: float = math.inf) -> Transferred:
+        """Push, and say so.
+
+        Raises:
+            DeadlineError: it took longer than `timeout_s` seconds.
+        """
         done: Transferred | None = None
 
         def finish(error: str | None) -> Push:
@@ -53,11 +68,20 @@ class TracedConnection:
             return Push(path=target, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
 
         with self._span(PushStart(path=target, attempt=self._attempt), finish):
-            done = await self._connection.push(source, target)
+            with trio.move_on_after(timeout_s):
+                done = await self._connection.push(source, target)
+            if done is None:
+                raise DeadlineError(f"timed out after {duration(timeout_s)}")
         return done
 
-    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
-        """Pull, and say so."""
+    async def pull(
+        self, source: str, target: Path, *, max_bytes: int, timeout_s: float = math.inf
+    ) -> Transferred:
+        """Pull, and say so.
+
+        Raises:
+            DeadlineError: it took longer than `timeout_s` seconds.
+        """
         done: Transferred | None = None
 
         def finish(error: str | None) -> Pull:
@@ -65,7 +89,10 @@ class TracedConnection:
             return Pull(path=source, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
 
         with self._span(PullStart(path=source, attempt=self._attempt), finish):
-            done = await self._connection.pull(source, target, max_bytes=max_bytes)
+            with trio.move_on_after(timeout_s):
+                done = await self._connection.pull(source, target, max_bytes=max_bytes)
+            if done is None:
+                raise DeadlineError(f"timed out after {duration(timeout_s)}")
         return done
 
     async def exec(
@@ -76,12 +103,14 @@ class TracedConnection:
         output: Output,
         remove: Sequence[str] = (),
         expect: Sequence[str] = (),
-        timeout_s: float = float("inf"),
+        timeout_s: float = math.inf,
+        idle_s: float = math.inf,
     ) -> Ended:
         """Execute, and say so.
 
         Raises:
-            DeadlineError: it took longer than `timeout_s` seconds, and was ended.
+            DeadlineError: it took longer than `timeout_s` seconds, or printed nothing for `idle_s`
+                seconds, and was ended.
         """
         ended: Ended | None = None
 
@@ -97,12 +126,24 @@ class TracedConnection:
 
         shown = command if isinstance(command, str) else shlex.join(command)
         with self._span(ExecStart(command=shown, attempt=self._attempt), finish):
-            with trio.move_on_after(timeout_s):
+            until = trio.current_time() + timeout_s
+            with trio.CancelScope() as scope:
+
+                def heard() -> None:
+                    scope.deadline = min(until, trio.current_time() + idle_s)
+
+                heard()
+                output.heard = heard
                 ended = await self._connection.exec(
                     command, env=env, output=output, remove=remove, expect=expect
                 )
             if ended is None:
-                raise DeadlineError(f"timed out after {duration(timeout_s)}")
+                late = trio.current_time() >= until
+                raise DeadlineError(
+                    f"timed out after {duration(timeout_s)}"
+                    if late
+                    else f"printed nothing for {duration(idle_s)}"
+                )
         return ended
 
     @contextmanager
@@ -113,19 +154,24 @@ class TracedConnection:
         try:
             yield
         except BaseException as e:
-            error = _told(e)
+            error = self._told(e)
             raise
         finally:
             self._emit(finish(error), began)
+
+    def _told(self, error: BaseException) -> str:
+        if _is_cancelled(error):
+            return self._cancelled()
+        return str(error) or type(error).__name__
 
     def _emit(self, body: Body, since_us: int | None = None) -> int:
         return self._recorder.emit(body, round=self._round, rank=self._rank, since_us=since_us)
 
 
-def _told(error: BaseException) -> str:
-    if isinstance(error, trio.Cancelled):
-        return "cancelled"
-    return str(error) or type(error).__name__
+def _is_cancelled(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_cancelled(inner) for inner in error.exceptions)
+    return isinstance(error, trio.Cancelled)
 
 
 def _size(path: Path) -> int | None:

@@ -6,7 +6,7 @@ Times and durations are seconds rounded to the microsecond, sizes are bytes, num
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -109,6 +109,7 @@ class RoundStart(Body):
     total_nodes: Annotated[Count, Doc(description="workers the job lists")]
     params_sha256: Annotated[Sha256, Doc(description="of the params that are pushed")]
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
+    deadline_s: Annotated[Seconds | None, Doc(description="how long it may take; null for any time")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +195,10 @@ RejectReason = Literal[
     "unreadable",
     "num_samples",
     "late",
+    "deadline",
 ]
-"""Why weights were kept out; ``missing`` and ``unexpected`` are said of a file or of an array in it."""
+"""Why weights were kept out; ``missing`` and ``unexpected`` are said of a file or of an array in it,
+``late`` of workers that were not waited for, ``deadline`` of those that took longer than the round may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +245,13 @@ class RoundEnd(Finished):
     total_nodes: Annotated[Count, Doc(description="workers the job lists")]
     outcome: Literal["ok", "failed", "interrupted"]
     reason: Annotated[str | None, Doc(description="why it is not ok; null when it is")] = None
+    failed: Annotated[list[int], Doc(description="workers that failed in it")] = field(default_factory=list)
+    late: Annotated[list[int], Doc(description="workers that were not waited for")] = field(
+        default_factory=list
+    )
+    workers_s: Annotated[
+        Seconds | None, Doc(description="from its start until all workers had delivered or were dropped")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,14 +27,19 @@ _SMALL_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
 _TERM_S = 1.0
 """How long a cancelled command has between SIGTERM and SIGKILL."""
+_PASSES = 10
 _DRAIN_S = 1.0
 """How long output is waited for after the command has ended."""
-MARK = "ROUNDLOG_FOLDER"
-"""Environment variable that marks all processes of one worker: its folder, absolute."""
+MARK = "ROUNDLOG_PROCESS"
+"""Environment variable that marks all processes of one worker: the run's id, a dot, and whose they are."""
 
 
-async def connect(folder: Path) -> LocalConnection:
+async def connect(folder: Path, mark: str) -> LocalConnection:
     """Make a worker's folder, private to the user, and return the connection to it.
+
+    Args:
+        folder: where its commands run.
+        mark: what its processes carry in their environment; no other worker's begins with it.
 
     Raises:
         TransferError: it can't be made.
@@ -43,13 +48,14 @@ async def connect(folder: Path) -> LocalConnection:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
         raise TransferError(f"can't make the worker's folder {folder}: {e.strerror}") from e
-    return LocalConnection(folder)
+    return LocalConnection(folder, mark)
 
 
 class LocalConnection:
     """A worker on this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mark: str) -> None:
+        self._mark = mark
         self._folder = folder.resolve()
         self.folder = str(self._folder)
         self.address = f"local:{self._folder}"
@@ -115,7 +121,7 @@ class LocalConnection:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     cwd=self._folder,
-                    env={**os.environ, **env, MARK: self.folder},
+                    env={**os.environ, **env, MARK: self._mark},
                     start_new_session=True,
                 )
         except (OSError, ValueError) as e:
@@ -133,9 +139,7 @@ class LocalConnection:
 
     async def close(self) -> None:
         """End every process that carries this worker's mark."""
-        for pid in await trio.to_thread.run_sync(_marked, self.folder):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        await trio.to_thread.run_sync(end_marked, self._mark)
 
     def _size(self, name: str) -> int | None:
         try:
@@ -192,14 +196,29 @@ def _kill_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _marked(folder: str) -> list[int]:
-    """Return the processes, other than this one, whose environment has the worker's mark."""
-    mark = os.fsencode(f"{MARK}={folder}")
+def end_marked(mark: str) -> int:
+    """Kill every process that carries a mark or one that begins with it and a dot; return how many."""
+    killed = 0
+    for _ in range(_PASSES):  # what was being forked is found the next time
+        found = _marked(mark)
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        if not found:
+            break
+    return killed
+
+
+def _marked(mark: str) -> list[int]:
+    """Return the living processes, other than this one, whose environment has the mark."""
+    exact = os.fsencode(f"{MARK}={mark}")
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with suppress(OSError):
-            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0"):
+            variables = entry.read_bytes().split(b"\0")
+            if pid != os.getpid() and any(v == exact or v.startswith(exact + b".") for v in variables):
                 found.append(pid)
     return found
 
