@@ -106,7 +106,10 @@ def mean(
         ArrayError: the mean is not finite, all weights are zero, or a file can't be read any more.
         OSError: the new params can't be written.
     """
-    total = math.fsum(c.weight for c in contributions)
+    try:
+        total = math.fsum(c.weight for c in contributions)
+    except OverflowError:
+        total = math.inf
     if not contributions or not (math.isfinite(total) and total > 0):
         raise ArrayError("num_samples", f"the survivors' weights sum to {total}, so there is no mean")
     shares = [c.weight / total for c in contributions]
@@ -138,7 +141,7 @@ def _mean_blocks(
         summed = np.zeros(before.size, wide)
         scaled = np.empty(before.size, wide)
         for share, source in zip(shares, sources, strict=True):
-            np.multiply(next(source), share, out=scaled)
+            np.multiply(next(source), share, out=scaled, dtype=wide)
             np.add(summed, scaled, out=summed)
         after = summed.astype(dtype)
         if not np.isfinite(after).all():

@@ -6,15 +6,18 @@ stays at a few blocks whatever the size of the arrays.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
+import lzma
 import os
+import struct
 import zipfile
 import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +38,21 @@ _PENDING = 64
 _SYNC_BYTES = 16 << 20
 _MAX_HEADER_BYTES = 10_000
 _KINDS = "fciub"
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, KeyError)
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,  # also RecursionError
+    LookupError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    OverflowError,
+)
+"""What reading a broken file may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +247,9 @@ class ArrayWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._zip = None
+        if self._zip is not None:
+            with suppress(OSError, ValueError):  # it ends what may be half written
+                self._zip.close()
         self._stream.close()
         self._part.unlink(missing_ok=True)
 
@@ -290,12 +308,20 @@ def sha256_of(path: Path) -> str:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read an .npy header as NumPy writes it, and nothing that it only forgives."""
     version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(stream, max_header_size=_MAX_HEADER_BYTES)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"shape {shape}")
-    return shape, fortran, dtype
+    size = struct.unpack("<H" if version == (1, 0) else "<I", _exactly(stream, 2 if version == (1, 0) else 4))
+    if size[0] > _MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {size[0]} bytes")
+    text = _exactly(stream, size[0]).decode("utf-8" if version == (3, 0) else "latin-1")
+    header = ast.literal_eval(text.strip())
+    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
+        raise ValueError("not the header of an array")
+    shape = header["shape"]
+    sound = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+    if not sound or not isinstance(header["fortran_order"], bool):
+        raise ValueError(f"shape {shape!r}"[:100])
+    return shape, header["fortran_order"], npy.descr_to_dtype(header["descr"])
 
 
 def _exactly(stream: IO[bytes], count: int) -> bytes:

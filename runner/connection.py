@@ -22,7 +22,7 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: its exit code (negative: the signal), and the sizes of the files it left."""
+    """How a command ended: its exit code (negative: the signal), and the sizes of regular files it left."""
 
     exit_code: int
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)

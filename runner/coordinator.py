@@ -82,7 +82,11 @@ class Coordinator:
         finish = self._result("interrupted", None)
         own: OwnCommands | None = None
         try:
-            with Output(self._folder.output("coordinator"), self._job.train.output_limit_bytes) as output:
+            with Output(
+                self._folder.output("coordinator"),
+                self._job.train.output_limit_bytes,
+                self._loaded.secrets.values(),
+            ) as output:
                 own = OwnCommands(self._fleet, output)
                 if self._past is None:
                     await self._begin(own)

@@ -200,7 +200,9 @@ class Verdict:
         """Why the round doesn't count; None where it does."""
         if len(self.survivors) >= self.quorum:
             return None
-        return f"quorum missed: {len(self.survivors)} delivered, {self.quorum} needed"
+        return (
+            f"quorum missed: {len(self.survivors)} delivered, {len(self.failed)} failed, {self.quorum} needed"
+        )
 
 
 class Round:
@@ -239,7 +241,7 @@ class Round:
             IllegalInputError: it can't happen in the worker's state.
         """
         state = self.states.get(rank)
-        if said is Said.FAILED and state is not None and not self._may_retry(state, rank, failure):
+        if said is Said.FAILED and state in _STEP and not self._may_retry(state, rank, failure):
             said = Said.GIVEN_UP
         found = None if state is None or self.closed else NEXT.get((state, said))
         if found is None:

@@ -55,7 +55,8 @@ class Fleet:
         """Return a worker; its output file is made on first use."""
         if rank not in self._workers:
             limit = self.loaded.job.train.output_limit_bytes
-            self._workers[rank] = Worker(rank, Output(self.folder.output(f"worker-{rank}"), limit))
+            path = self.folder.output(f"worker-{rank}")
+            self._workers[rank] = Worker(rank, Output(path, limit, self.loaded.secrets.values()))
         return self._workers[rank]
 
     async def join(self, rank: int, shard: int, round: int, attempt: int = 1) -> TracedConnection:

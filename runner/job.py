@@ -66,7 +66,7 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=0, description="a whole number, 0 or more: tries after a failed command, in a round")
     ] = 0
     output_limit_bytes: Annotated[
-        int, Meta(ge=0, description="a whole number: how much of one command's output is kept")
+        int, Meta(ge=0, le=2**53, description="a whole number up to 2**53: bytes of a command's output kept")
     ] = 1_000_000_000
 
 
@@ -179,6 +179,9 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
     def describe(self) -> dict[str, Any]:
         """Return the job as it goes into the log: resolved, secrets by name only."""
         described: dict[str, Any] = msgspec.to_builtins(self.job)
+        for part in ("params", "train", "evaluate"):
+            if described[part] is not None:
+                described[part]["env"] = environment(described[part]["env"])
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
         described["file"] = str(self.file)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -33,7 +34,7 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     """
     shown = str(file)
     try:
-        text = file.read_bytes().decode()
+        text = file.read_bytes().decode("utf-8-sig")
     except OSError as e:
         raise JobError(
             shown, [Problem("file", f"can't be read ({e.strerror})", "the path of a readable TOML file")]
@@ -152,6 +153,13 @@ def _show(value: Any) -> str:
     return f"received {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
 
 
+def _there(path: Path, test: Callable[[Path], bool]) -> bool:
+    try:
+        return test(path)
+    except (OSError, ValueError):  # no file can have such a name
+        return False
+
+
 def _struct_in(hint: Any) -> type[Struct] | None:
     """Return the table type of an annotation, if it is one."""
     if get_origin(hint) is Annotated:
@@ -245,15 +253,18 @@ class _Check:
             file = folder / params["file"]
             if file.suffix not in {".npz", ".npy"}:
                 self.add("params.file", _show(params["file"]), "a path that ends in .npz or .npy")
-            elif not file.is_file():
+            elif not _there(file, Path.is_file):
                 self.add("params.file", f"no such file: {str(file)!r}", "a file that exists")
 
     def _count(self, key: str, given: Any, workers: Any) -> None:
-        if {key, "workers"} & self.wrong or given is None or not isinstance(workers, int):
+        if key in self.wrong or not isinstance(given, int | float):
             return
-        fits = 1 <= given <= workers if isinstance(given, int) else 0 < given <= 1
+        known = isinstance(workers, int) and "workers" not in self.wrong
+        most = workers if known else math.inf
+        fits = 1 <= given <= most if isinstance(given, int) else 0 < given <= 1
         if not fits:
-            self.add(key, _show(given), f"1 to {workers} (workers), or a share above 0.0 and at most 1.0")
+            shown = f"1 to {workers} (workers)" if known else "1 to the number of workers"
+            self.add(key, _show(given), f"{shown}, or a share: above 0.0, at most 1.0")
 
     def _deadlines(self, deadlines: dict[str, Any]) -> None:
         for name in ("idle_s", "round_s"):
@@ -303,7 +314,7 @@ class _Check:
             wanted = {named(given.source, rank, rank) for rank in range(sum(counts))}
             if SHARD in given.source and RANK not in given.source:
                 wanted = {named(given.source, shard, shard) for shard in range(counts[0])}
-            missing = sorted(path for path in wanted if not (folder / path).exists())
+            missing = sorted(path for path in wanted if not _there(folder / path, Path.exists))
             if missing:
                 others = f" (nor {len(missing) - 1} more of them)" if len(missing) > 1 else ""
                 path = folder / missing[0]

@@ -11,6 +11,7 @@ from typing import Any
 from schemas.text import printable
 
 MAX_BYTES = 1 << 20
+TOO_LARGE = f"more than {MAX_BYTES} bytes"
 _MAX_NAMES = 1000
 _MAX_NAME = 100
 
@@ -27,9 +28,12 @@ class Report:
 def read(path: Path) -> Report:
     """Read a metrics file: a JSON object of numbers, ``num_samples`` among them where there is one."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
     except OSError as e:
         return Report(error=f"can't be read: {e.strerror}")
+    if len(text) > MAX_BYTES:
+        return Report(error=TOO_LARGE)
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as e:

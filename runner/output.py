@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from runner.errors import LogError
+from runner.masks import longest_first, masked
 from schemas.text import tail
 
 _TAIL_BYTES = 4096
@@ -23,12 +24,14 @@ class Output:
     Args:
         path: the file; made when the first command begins.
         limit_bytes: what is kept of one command's output; the rest is counted and dropped.
+        secrets: texts that :meth:`tail` masks, before it is cut; the file has what was printed.
 
     Raises:
         LogError: the file can't be made.
     """
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(self, path: Path, limit_bytes: int, secrets: Iterable[str] = ()) -> None:
+        self._secrets = longest_first(secrets)
         self.path = path
         self.limit_bytes = limit_bytes
         self.count_bytes = 0
@@ -68,7 +71,10 @@ class Output:
 
     def tail(self) -> str:
         """Return the last line that is not empty: 80 characters, none of them control characters."""
-        return tail(self._tail.decode("utf-8", "replace"))
+        text = masked(self._tail.decode("utf-8", "replace"), self._secrets)
+        if len(self._tail) == _TAIL_BYTES and self._secrets:  # its beginning may be the end of a secret
+            text = text[len(self._secrets[0]) :]
+        return tail(text)
 
     def close(self) -> None:
         """Close the file; once more is fine."""

@@ -11,23 +11,28 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_origin, get_type_hints
 
 import orjson
 import trio
 
 from runner.errors import LogError
+from runner.masks import longest_first, masked_value
 from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
 _LOCK_S = 1.0
-_FIELDS: dict[type[Body], tuple[str, ...]] = {}
+_FIELDS: dict[type[Body], tuple[tuple[str, bool], ...]] = {}
 
 
-def _fields(body: Body) -> tuple[str, ...]:
+def _fields(body: Body) -> tuple[tuple[str, bool], ...]:
+    """Return the names of a body's fields, and whether each may have text that others chose."""
     names = _FIELDS.get(type(body))
     if names is None:
-        names = _FIELDS[type(body)] = tuple(f.name for f in fields(body))
+        hints = get_type_hints(type(body))
+        fixed = {name for name, hint in hints.items() if get_origin(hint) is Literal}
+        names = tuple((f.name, f.name not in fixed | {"params_sha256"}) for f in fields(body))
+        _FIELDS[type(body)] = names
     return names
 
 
@@ -114,7 +119,7 @@ class Recorder:
         self.run = run
         self.folder = folder
         self.listeners = list(listeners)
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._secrets = longest_first(secrets)
         self._clock = clock
         self._began = clock()
         self._seq = 0
@@ -138,9 +143,9 @@ class Recorder:
         return fd
 
     def now_us(self) -> int:
-        """Return whole microseconds since the run began; never less than an event has said."""
-        now = round((self._clock() - self._began) * 1e6)
-        return max(now, self._last_us)
+        """Return whole microseconds since the run began; never less than before."""
+        self._last_us = max(round((self._clock() - self._began) * 1e6), self._last_us)
+        return self._last_us
 
     def emit(
         self, body: Body, *, round: int | None = None, rank: int | None = None, since_us: int | None = None
@@ -172,15 +177,13 @@ class Recorder:
             "round": round,
             "rank": rank,
         }
-        for name in _fields(body):
-            event[name] = getattr(body, name)
+        for name, free in _fields(body):
+            value = getattr(body, name)
+            event[name] = masked_value(value, self._secrets) if free and self._secrets else value
         if isinstance(body, Finished) and since_us is not None:
             event["duration_s"] = (t_us - since_us) / 1e6
-        if self._secrets:
-            event = self._masked(event)
         self._append(self._line(event))
         self._seq += 1
-        self._last_us = t_us
         for listener in self.listeners:
             listener(event)
         return t_us
@@ -233,7 +236,7 @@ class Recorder:
     def _line(self, event: dict[str, Any]) -> bytes:
         try:
             line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-        except TypeError:  # lone surrogates, from file names that are not UTF-8
+        except TypeError:  # lone surrogates of odd file names, integers beyond 64 bits
             event.update(_encodable(event))
             line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
         if len(line) <= MAX_LINE_BYTES:
@@ -247,21 +250,12 @@ class Recorder:
         event.update(_shortened(event), overflow_path=self.relative(whole))
         return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 
-    def _masked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            for secret in self._secrets:
-                value = value.replace(secret, "***")
-            return value
-        if isinstance(value, dict):
-            return {self._masked(key): self._masked(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._masked(item) for item in value]
-        return value
-
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return float(value) if abs(value) < 2**1023 else str(value)
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -73,7 +73,7 @@ class Delivery:
     """What one worker handed back."""
 
     path: Path
-    has_metrics: bool = False
+    metrics_bytes: int | None = None
     num_samples: float | None = None
 
 
@@ -223,14 +223,20 @@ class RoundRun:
         if size > limit:
             raise self._reject(rank, "unreadable", f"{size} bytes; these params need {limit} at most")
         path = self._folder.incoming(rank, self._names["weights"])
-        self.deliveries[rank] = Delivery(path, self._names["metrics"] in ended.sizes_bytes)
+        self.deliveries[rank] = Delivery(path, ended.sizes_bytes.get(self._names["metrics"]))
 
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
         timeout_s = self._loaded.job.deadlines.pull_s
         delivery = self.deliveries[rank]
         limit = max_weights_bytes(self._params.specs)
         await traced.pull(self._names["weights"], delivery.path, max_bytes=limit, timeout_s=timeout_s)
-        if delivery.has_metrics:
+        if delivery.metrics_bytes is None:
+            return
+        if delivery.metrics_bytes > metrics.MAX_BYTES:
+            self._recorder.emit(
+                Metric(values={}, num_samples=None, error=metrics.TOO_LARGE), round=self._number, rank=rank
+            )
+        else:
             report = self._folder.incoming(rank, self._names["metrics"])
             try:
                 await traced.pull(

@@ -13,6 +13,7 @@ import trio
 
 from runner.connection import Connection, Ended, Transferred
 from runner.errors import DeadlineError
+from runner.grouped import leaf
 from runner.job import Command
 from runner.output import Output
 from runner.recorder import Recorder
@@ -160,18 +161,13 @@ class TracedConnection:
             self._emit(finish(error), began)
 
     def _told(self, error: BaseException) -> str:
-        if _is_cancelled(error):
+        error = leaf(error)
+        if isinstance(error, trio.Cancelled):
             return self._cancelled()
         return str(error) or type(error).__name__
 
     def _emit(self, body: Body, since_us: int | None = None) -> int:
         return self._recorder.emit(body, round=self._round, rank=self._rank, since_us=since_us)
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_cancelled(inner) for inner in error.exceptions)
-    return isinstance(error, trio.Cancelled)
 
 
 def _size(path: Path) -> int | None:

@@ -27,7 +27,7 @@ def size(count: float | None) -> str:
     """Return bytes for people: ``9.4 KB``; ``?`` where not known."""
     if count is None:
         return "?"
-    if count < 1000:
+    if count < 999.5:
         return f"{count:.0f} B"
     for unit in ("KB", "MB", "GB", "TB"):
         count /= 1000

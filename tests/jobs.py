@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,11 +97,19 @@ class Run:
         return self.log.parent / self.one("run_end")["params_path"]
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log; each must be valid by the schema, and the numbers without a gap."""
+def read_log(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
+    """Return the events of a log; each must be valid by the schema, and the numbers without a gap.
+
+    With `torn`, lines that a kill has cut are passed over.
+    """
     data = path.read_bytes()
     assert data.endswith(b"\n")
-    events = [json.loads(line) for line in data.splitlines()]
+    events = []
+    for line in data.splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            assert torn, line
     assert [e["seq"] for e in events] == list(range(len(events)))
     assert [e["t"] for e in events] == sorted(e["t"] for e in events)
     for event in events:
@@ -201,13 +209,20 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
-def processes_under(folder: Path) -> Iterator[int]:
-    """Yield the processes of all workers whose folder is below this one."""
-    mark = f"ROUNDLOG_FOLDER={folder.resolve()}".encode()
+def marked(run: str) -> list[int]:
+    """Return the processes that a run has started and that are still there."""
+    mark = f"ROUNDLOG_PROCESS={run}.".encode()
+    found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             ours = any(part.startswith(mark) for part in entry.read_bytes().split(b"\0"))
         except OSError:
             continue
         if ours and alive(int(entry.parent.name)):
-            yield int(entry.parent.name)
+            found.append(int(entry.parent.name))
+    return found
+
+
+def processes_under(folder: Path) -> list[int]:
+    """Return the processes of all runs whose logs are below a folder."""
+    return [pid for log in folder.rglob("*.jsonl") for pid in marked(log.stem)]

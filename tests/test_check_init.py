@@ -33,7 +33,7 @@ def test_check_tells_what_would_happen(tmp_path: Path):
     assert told["secrets"].startswith("TOKEN ")
     assert "hidden" not in str(told)
     assert "true 'a b' here after each round" in told["evaluate"]
-    assert told["policy"].startswith("needs 2 of 2 workers a round")
+    assert told["policy"].startswith("needs 2 of 2 workers, else")
     assert not (tmp_path / "runs").exists()
 
 

@@ -59,7 +59,7 @@ def test_a_job_with_all_there_is(tmp_path: Path):
     described = loaded.describe()
     assert "secret" not in str(described["train"]["env"])
     assert (described["policy"]["quorum"], described["folder"]) == (3, str(tmp_path.resolve()))
-    assert [str(target) for _, target in loaded.files_for(0)] == ["a", "d/b"]
+    assert [str(target) for _, target in loaded.files_for(0, 0)] == ["a", "d/b"]
 
 
 @pytest.mark.parametrize(("workers", "quorum"), [(1, 1), (2, 2), (9, 2)])
@@ -92,12 +92,12 @@ quorum = 1.5
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "worker": "job.toml:3: worker: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, params, train, evaluate, aggregate, policy",
+        "name, rounds, seed, workers, spares, params, train, evaluate, aggregate, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
         "file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
         "train.comand": "job.toml:8: train.comand: unknown key (did you mean 'command'?); allowed: "
-        "command, timeout_s, env, secrets, files, output_limit_bytes",
+        "command, timeout_s, env, secrets, files, retries, output_limit_bytes",
         "train.command": "job.toml:7: train.command: missing; allowed: a list of strings (run as it is) "
         "or a string (run by /bin/sh -c), not empty",
         "train.timeout_s": "job.toml:9: train.timeout_s: received 'long'; allowed: "
@@ -107,7 +107,7 @@ quorum = 1.5
         "train.env.ROUNDLOG_RANK": "job.toml:13: train.env.ROUNDLOG_RANK: received the name 'ROUNDLOG_RANK'; "
         "allowed: letters, digits and '_', not beginning with a digit or ROUNDLOG_",
         "policy.quorum": "job.toml:15: policy.quorum: received 1.5; allowed: "
-        "a whole number from 1 to the number of workers",
+        "1 to the number of workers, or a share: above 0.0, at most 1.0",
     }
 
 
@@ -186,7 +186,7 @@ def test_a_target_that_passes_can_be_pushed(tmp_path: Path, target: str):
     from runner.connection import checked_name
 
     files = [{"source": "params.npy", "target": target}]
-    for _, name in load(write_job(tmp_path, train={"files": files})).files_for(0):
+    for _, name in load(write_job(tmp_path, train={"files": files})).files_for(0, 0):
         checked_name(str(name))
 
 
@@ -201,13 +201,13 @@ def test_files_for_each_worker(tmp_path: Path):
     (tmp_path / "s-0").write_text("")
     job = write_job(tmp_path, workers=4, train={"files": ["s-{rank}"]})
     assert "s-1" in problems(job)["train.files[0]"]
-    assert "2 more workers" in problems(job)["train.files[0]"]
+    assert "2 more of them" in problems(job)["train.files[0]"]
     for rank in (1, 2, 3):
         (tmp_path / f"s-{rank}").mkdir()
         (tmp_path / f"s-{rank}" / "x").write_text("")
     loaded = load(job)
-    assert [str(target) for _, target in loaded.files_for(0)] == ["s-0"]
-    assert [str(target) for _, target in loaded.files_for(3)] == ["s-3/x"]
+    assert [str(target) for _, target in loaded.files_for(0, 0)] == ["s-0"]
+    assert [str(target) for _, target in loaded.files_for(3, 3)] == ["s-3/x"]
 
 
 @pytest.mark.parametrize("source", ["x" * 300, "a\0b", "params.npy/below"])

@@ -83,7 +83,6 @@ def test_killed_at_any_moment_it_ends_with_the_same_params(tmp_path: Path):
             assert "nothing to resume" in done.stderr
             continue
         resumed += 1
-        run = Run(0, done.stdout, done.stderr, log)
         events = read_log(log, torn=True)
         assert run_end(events)["status"] == "completed"
         assert (log.parent / run_end(events)["params_path"]).read_bytes() == expected

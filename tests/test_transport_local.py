@@ -28,7 +28,7 @@ class Local(Site):
         return self.root / str(rank)
 
     async def connect(self, rank: int = 0) -> Connection:
-        return await local.connect(self.folder(rank))
+        return await local.connect(self.folder(rank), f"{self.root.parent.name}.{rank}")
 
     def files(self, rank: int = 0) -> set[str]:
         folder = self.folder(rank)
@@ -71,7 +71,7 @@ async def test_the_folder_is_private(site: Local):
 async def test_a_folder_that_can_not_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TransferError, match="can't make the worker's folder"):
-        await local.connect(tmp_path / "file" / "0")
+        await local.connect(tmp_path / "file" / "0", "t.0")
 
 
 @pytest.mark.trio

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import platform
+import shutil
 import signal
 import stat
 import subprocess
@@ -107,8 +108,10 @@ class LocalConnection:
     ) -> Ended:
         """Run a command in its own session, and end all that is left of it."""
         for name in remove:
-            with suppress(FileNotFoundError):
-                (self._folder / checked_name(name)).unlink()
+            try:
+                _remove(self._folder / checked_name(name))
+            except OSError as e:
+                raise CommandError(f"can't remove {name} of before: {e.strerror}") from e
         shell = isinstance(command, str)
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not shell:
@@ -143,9 +146,10 @@ class LocalConnection:
 
     def _size(self, name: str) -> int | None:
         try:
-            return (self._folder / checked_name(name)).lstat().st_size
+            status = (self._folder / checked_name(name)).lstat()
         except OSError:
             return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 async def _to_end(process: trio.Process, output: Output) -> None:
@@ -237,18 +241,28 @@ def _pullable(name: str, path: Path, max_bytes: int) -> int:
     return status.st_size
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
 def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
 async def _copy(source: Path, target: Path) -> int:
     """Copy a file under another name and rename it when it is whole; return its size."""
+    await trio.lowlevel.checkpoint()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = _part(target)
     out = -1
     try:
         with open(source, "rb", opener=_regular) as file:
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             part.unlink(missing_ok=True)
             out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, status.st_mode & 0o700 | 0o600)
             copied = 0
@@ -258,7 +272,7 @@ async def _copy(source: Path, target: Path) -> int:
                 else:
                     count = await trio.to_thread.run_sync(_some, file.fileno(), out, copied)
                 if count == 0:
-                    raise TransferError(f"{source} shrank while it was copied")
+                    raise OSError(errno.EIO, "it shrank while it was copied")
                 copied += count
         part.replace(target)
     finally:
