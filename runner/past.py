@@ -120,10 +120,13 @@ def read(log: Path) -> Past:
     past: Past | None = None
     offset, broken, line_number = 0, None, 0
     for line_number, line in enumerate(data.splitlines(keepends=True), start=1):
-        event = _event(line, 0 if past is None else past.seq + 1)
+        event = _event(line)
+        follows = event is not None and event["seq"] == (0 if past is None else past.seq + 1)
+        if event is not None and follows and event.get("broken_offset") == broken:
+            broken = None  # a torn tail that an earlier resume has closed and told of
         if event is None:
             broken = offset if broken is None else broken
-        elif broken is not None:
+        elif broken is not None or not follows:
             raise RunError(
                 f"{log}: the log is damaged before line {line_number}, not only at its end; "
                 "look at it with: analyze sql 'FROM rejects'"
@@ -142,14 +145,15 @@ def read(log: Path) -> Past:
     return past
 
 
-def _event(line: bytes, seq: int) -> dict[str, Any] | None:
-    """Return a whole event with this number, or None for a broken line."""
+def _event(line: bytes) -> dict[str, Any] | None:
+    """Return a whole event, or None for a broken line."""
     try:
         event = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    whole = isinstance(event, dict) and event.get("seq") == seq and isinstance(event.get("t"), int | float)
-    return event if whole and isinstance(event.get("ts"), str) else None
+    whole = isinstance(event, dict) and isinstance(event.get("seq"), int)
+    timed = whole and isinstance(event.get("t"), int | float) and isinstance(event.get("ts"), str)
+    return event if timed else None
 
 
 def _begin(log: Path, event: dict[str, Any]) -> Past:

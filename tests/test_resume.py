@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import RUNNER, Run, Started, environ, eventually, marked, read_log, runner, start, write_job
+from jobs import COPY, RUNNER, Run, Started, environ, eventually, marked, read_log, runner, start, write_job
 
-KILLS = int(os.environ.get("ROUNDLOG_KILLS", "40"))
+KILLS = int(os.environ.get("ROUNDLOG_KILLS", "20"))
 TRAIN = """
 import os
 import numpy as np
@@ -34,8 +34,8 @@ def learning_job(folder: Path, **changes) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(TRAIN)
     given = {
-        "rounds": 4,
-        "workers": 3,
+        "rounds": 3,
+        "workers": 2,
         "train": {"command": ["{python}", "train.py"], "files": ["train.py"]},
         "evaluate": {"command": "echo '{\"seen\": 1}' > $ROUNDLOG_METRICS"},
     }
@@ -50,7 +50,8 @@ def resume(log: Path, *args: object, code: int = 0) -> Run:
 def endless(folder: Path, **changes) -> Path:
     """Write a job whose second round waits until the file `go` is there."""
     wait = f"[ $ROUNDLOG_ROUND = 0 ] || while [ ! -e {folder}/go ]; do sleep 0.02; done; "
-    return write_job(folder, train={"command": wait + 'cp "$ROUNDLOG_PARAMS" "$ROUNDLOG_WEIGHTS"'}, **changes)
+    train = {"command": wait + COPY, **changes.pop("train", {})}
+    return write_job(folder, train=train, **changes)
 
 
 def wait_for(runs: Path, kind: str, count: int = 1) -> Path:
@@ -73,8 +74,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_params(tmp_path: Path):
     for number in range(KILLS):
         folder = tmp_path / str(number)
         with Started(learning_job(folder)) as started:
-            logs = started.runs.glob("*.jsonl")
-            eventually(lambda logs=logs: any(logs) or started.process.poll() is not None, "a log")
+            eventually(lambda runs=started.runs: any(runs.glob("*.jsonl")), "a log")
             time.sleep(rng.uniform(0, seconds * 1.1))  # the moment is what is tested
         (log,) = started.runs.glob("*.jsonl")
         done = runner("resume", log, "-q", code=None)
@@ -87,11 +87,11 @@ def test_killed_at_any_moment_it_ends_with_the_same_params(tmp_path: Path):
         assert run_end(events)["status"] == "completed"
         assert (log.parent / run_end(events)["params_path"]).read_bytes() == expected
         committed = [e["round"] for e in events if e["kind"] == "aggregate" and e["error"] is None]
-        assert committed == [0, 1, 2, 3]
+        assert committed == [0, 1, 2]
         ended = [e["round"] for e in events if e["kind"] == "round_end" and e["outcome"] == "ok"]
         assert ended == committed
         tries = [e["round"] for e in events if e["kind"] == "round_start"]
-        assert len(tries) <= 5, "at most the open round is repeated"
+        assert len(tries) <= 4, "at most the open round is repeated"
         sessions += sum(e["kind"] == "run_resume" for e in events)
         assert not marked(log.stem)
     assert resumed >= KILLS // 2
@@ -103,15 +103,14 @@ def run_end(events: list[dict]) -> dict:
 
 
 def test_what_a_dead_coordinator_left_running_is_ended_and_strangers_are_not(tmp_path: Path):
-    job = endless(tmp_path)
-    with Started(job) as started:
+    once = "[ $ROUNDLOG_ROUND = 0 ] || [ -e again ] || { touch again; sleep 600; }; "
+    with Started(write_job(tmp_path, train={"command": once + COPY})) as started:
         log = wait_for(started.runs, "exec_start", 4)
+        eventually(lambda: marked(log.stem), "training")
         started.process.kill()
         started.process.wait()
-    left = marked(log.stem)
-    assert left
+    assert marked(log.stem)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
-        (tmp_path / "go").touch()
         run = resume(log)
         assert stranger.poll() is None
         stranger.communicate(b"\n")
@@ -148,7 +147,6 @@ def test_stop_ends_after_the_round(tmp_path: Path):
 def test_a_failed_run_gets_another_chance(tmp_path: Path):
     command = f'[ -e {tmp_path}/mended ] && cp "$ROUNDLOG_PARAMS" "$ROUNDLOG_WEIGHTS"'
     failed = start(write_job(tmp_path, train={"command": command}), code=1)
-    assert {e["for_good"] for e in failed.kind("worker_down")} == {True}
     (tmp_path / "mended").touch()
     run = resume(failed.log)
     assert run.kind("run_end")[-1]["status"] == "completed"
@@ -168,6 +166,24 @@ def test_a_torn_tail_is_closed_and_told(tmp_path: Path):
     assert log.read_bytes().startswith(whole + b'{"v":1,"run":"' + b"\0" * 9 + b"\n")
     (told,) = [e for e in read_log(log, torn=True) if e["kind"] == "run_resume"]
     assert (told["broken_offset"], told["broken_bytes"]) == (len(whole), 23)
+
+
+def test_a_torn_tail_that_was_told_of_is_no_damage(tmp_path: Path):
+    with Started(endless(tmp_path, rounds=3)) as started:
+        log = wait_for(started.runs, "exec_start", 4)
+        started.process.kill()
+        started.process.wait()
+    with log.open("ab") as file:
+        file.write(b'{"v":1,"ru')
+    with subprocess.Popen(
+        [RUNNER, "resume", log], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as again:
+        wait_for(log.parent, "run_resume")
+        again.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    resume(log)
+    sessions = [e["session"] for e in read_log(log, torn=True) if e["kind"] == "run_resume"]
+    assert sessions == [1, 2]
 
 
 def test_damage_in_the_middle_is_refused(tmp_path: Path):
@@ -197,7 +213,7 @@ def test_a_job_that_changed_in_a_way_that_matters_is_refused(tmp_path: Path):
         log = wait_for(started.runs, "exec_start", 4)
         started.end(signal.SIGINT)
     (tmp_path / "go").touch()
-    job.write_text(text.replace("rounds = 3", "rounds = 4"))
+    job.write_text(text.replace('"rounds" = 3', '"rounds" = 4'))
     said = runner("resume", log, code=2).stderr
     assert "rounds: received 4, was 3" in said
     job.write_text(text)
