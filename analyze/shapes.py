@@ -157,7 +157,7 @@ def _fields(cls: type[Any]) -> Iterable[Field]:
     hints = get_type_hints(cls, include_extras=True)
     for f in fields(cls):
         # A finished span without its duration says nothing, whatever the default.
-        required = f.default is MISSING or f.name == "duration_s"
+        required = f.default is f.default_factory is MISSING or f.name == "duration_s"
         yield _field(f.name, hints[f.name], required=required)
 
 

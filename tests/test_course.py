@@ -133,7 +133,7 @@ class Courses(RuleBasedStateMachine):
 
 
 TestCourses = Courses.TestCase
-TestCourses.settings = settings(max_examples=100, stateful_step_count=40)
+TestCourses.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 @given(

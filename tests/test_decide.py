@@ -296,4 +296,4 @@ class Rounds(RuleBasedStateMachine):
 
 
 TestRounds = Rounds.TestCase
-TestRounds.settings = settings(max_examples=150, stateful_step_count=60)
+TestRounds.settings = settings(max_examples=60, stateful_step_count=50)
