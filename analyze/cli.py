@@ -99,7 +99,7 @@ _workers = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="analyze")
 def cli() -> None:
-    r"""Read logs of runs: who did what when, what was lost, and what came of it.
+    """Read logs of runs: who did what when, what was lost, and what came of it.
 
     \b
     Exit codes: 0 clean; 3 usable, but the log is damaged; 1 nothing usable; 2 wrong usage.
@@ -195,7 +195,7 @@ _runs = click.option(
 def sql(
     query: str | None, logs: tuple[str, ...], folder: str, form: str, output: Path | None, *, schema: bool
 ) -> None:
-    r"""Ask QUERY of one log, several, or all in a folder.
+    """Ask QUERY of one log, several, or all in a folder.
 
     \b
     analyze sql "SELECT run, round, duration_s FROM rounds ORDER BY duration_s DESC LIMIT 5"
