@@ -23,7 +23,7 @@ from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glyphs import SETS, choose
 from analyze.report import gantt_lines, stories, summary_lines, write_report
 from analyze.terminal import Column, Paper, joined, sentence, table
-from schemas.text import printable
+from schemas.text import encoding, printable
 
 DAMAGED = 3
 
@@ -45,7 +45,7 @@ def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     columns = width or shutil.get_terminal_size((80, 24)).columns
     return Paper(
-        columns, choose(glyphs, sys.stdout.encoding), colour=colour, wrap=terminal or width is not None
+        columns, choose(glyphs, encoding(sys.stdout)), colour=colour, wrap=terminal or width is not None
     )
 
 

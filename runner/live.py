@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from schemas.text import event_line, failed, number, printable, what, why
+from schemas.text import encoding, event_line, failed, number, printable, what, why
 
 Listener = Callable[[dict[str, Any]], None]
 _BEGINNINGS = frozenset({"push_start", "exec_start", "pull_start"})
@@ -101,7 +101,7 @@ class Lines:
 
 def _encodes(stream: TextIO, text: str) -> bool:
     try:
-        text.encode(stream.encoding or "ascii")
+        text.encode(encoding(stream))
     except (UnicodeEncodeError, LookupError):
         return False
     return True

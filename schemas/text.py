@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 TAIL_CHARACTERS = 80
 
@@ -12,6 +13,17 @@ TAIL_CHARACTERS = 80
 def printable(text: str) -> str:
     """Return `text` without control, formatting and unassigned characters; white space becomes a blank."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+
+
+def encoding(stream: TextIO) -> str:
+    """Return what a stream's reader can take: its encoding, but ASCII where the locale was set to C.
+
+    Python takes the C locale for UTF-8; whoever sets it by name means ASCII.
+    """
+    name = next((os.environ[v] for v in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(v)), "")
+    if name in {"C", "POSIX"} and not os.environ.get("PYTHONIOENCODING"):
+        return "ascii"
+    return stream.encoding or "ascii"
 
 
 def tail(text: str, characters: int = TAIL_CHARACTERS) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from schemas import jsonschema as contract
 from schemas.events import BODIES, BY_KIND, Envelope, Finished, field_names
-from schemas.text import duration, event_line, failed, number, printable, size, tail
+from schemas.text import duration, encoding, event_line, failed, number, printable, size, tail
 from schemas.upcast import Place, upcast, version_of
 
 PLACE = Place(run="old", seq=3, first_time=100.0)
@@ -335,3 +336,21 @@ def test_today_s_and_newer_events_come_back_as_they_are():
 def test_what_is_no_event_is_refused(raw: dict[str, Any]):
     with pytest.raises(ValueError, match="no event"):
         upcast(raw, Place(run="old", seq=0, first_time=1.7e9))
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "utf-8"),
+        ({"LC_ALL": "C"}, "ascii"),
+        ({"LANG": "POSIX"}, "ascii"),
+        ({"LC_ALL": "C.UTF-8"}, "utf-8"),
+    ],
+)
+def test_a_locale_named_c_means_ascii(monkeypatch, environ, expected):
+    for name in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONIOENCODING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    assert encoding(stream) == expected
