@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -297,3 +299,9 @@ class Rounds(RuleBasedStateMachine):
 
 TestRounds = Rounds.TestCase
 TestRounds.settings = settings(max_examples=60, stateful_step_count=50)
+
+
+def test_the_diagram_in_the_docs_is_the_table():
+    docs = Path(__file__).parent.parent / "docs"
+    made = runpy.run_path(str(docs / "make_states.py"))["text"]()
+    assert (docs / "states.md").read_text(encoding="utf-8") == made
