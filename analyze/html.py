@@ -19,6 +19,8 @@ from schemas.text import duration, number, printable, size
 MOST_BARS = 6000
 """More pieces than this are drawn as one path a lane and state, without a title each."""
 LABEL_WIDTH = 70
+NARROWEST = 1180
+"""Width of the timeline in pixels, where the page can shrink it to fit."""
 
 
 def _shown(text: Any, *, lines: bool = False) -> str:
@@ -57,7 +59,7 @@ def timeline(charts: Sequence[Chart]) -> dict[str, Any]:
     pitch = 22 if len(rows) <= 40 else 12 if len(rows) <= 200 else 5
     began = min((chart.start_us for chart in charts), default=0)
     ended = max((chart.end_us for chart in charts), default=1)
-    width = min(max(1180, LABEL_WIDTH + 55 * len(charts)), 12000)
+    width = min(max(NARROWEST, LABEL_WIDTH + 55 * len(charts)), 12000)
     scale = (width - LABEL_WIDTH - 4) / max(ended - began, 1)
 
     def x(us: int) -> float:
@@ -70,6 +72,7 @@ def timeline(charts: Sequence[Chart]) -> dict[str, Any]:
     at, decimals = ticks(seconds, max((width - LABEL_WIDTH) // 90, 1))
     return {
         "width": width,
+        "fits": width == NARROWEST,
         "height": bottom + 22,
         "left": LABEL_WIDTH,
         "bottom": bottom,

@@ -307,10 +307,11 @@ WITH started AS (
 ended AS (
     SELECT run_no, arg_max(status, seq) AS status, arg_max(reason, seq) AS reason, arg_max(params_path, seq) AS params_path
     FROM store.events WHERE kind = 'run_end' GROUP BY ALL),
-span AS (
-    SELECT run_no, arg_min(ts, seq) AS began, min(t_us) AS first_us, max(t_us) AS end_us, count(*) AS events,
-           max(v) AS version, count(*) FILTER (kind = 'run_resume') AS resumes
-    FROM store.events GROUP BY ALL),
+span AS ( -- a version 0 log doesn't say when its clock was zero
+    SELECT run_no, arg_min(ts, seq) AS began, if(any_value(newest_version) = 0, min(t_us), 0) AS zero_us,
+           max(t_us) AS end_us, count(*) AS events, max(v) AS version,
+           count(*) FILTER (kind = 'run_resume') AS resumes
+    FROM store.events JOIN store.runs USING (run_no) JOIN store.logs USING (log_no) GROUP BY ALL),
 summed AS (
     SELECT run_no, count(*) AS round_tries,
            count(DISTINCT round) FILTER (done AND outcome = 'ok') AS rounds_done,
@@ -334,7 +335,7 @@ SELECT u.run, u.run_no, l.file, s.job ->> 'name' AS job_name, b.began,
        CASE WHEN e.status IS NULL AND m.open_round = m.last_round THEN m.open_round END AS open_round,
        CASE WHEN e.status IS NULL THEN coalesce(o.open_spans, 0) ELSE 0 END AS open_spans,
        coalesce(s.total_nodes, m.seen_nodes) AS total_nodes, m.last_survivors, x.name AS last_metric,
-       x.value AS last_value, (b.end_us - b.first_us) / 1e6 AS duration_s, b.end_us - b.first_us AS duration_us,
+       x.value AS last_value, (b.end_us - b.zero_us) / 1e6 AS duration_s, b.end_us - b.zero_us AS duration_us,
        m.rounds_us / 1e6 AS rounds_s, m.rounds_us, m.train_us / 1e6 AS train_s, m.train_us,
        m.aggregate_us / 1e6 AS aggregate_s, m.aggregate_us, m.eval_us / 1e6 AS eval_s, m.eval_us, m.bytes_up,
        m.bytes_down, m.survivors, m.failures, m.rejected, coalesce(m.round_tries, 0) AS round_tries, b.resumes, b.events,
@@ -638,8 +639,8 @@ COMMENT ON COLUMN runs.total_nodes IS 'workers the job lists';
 COMMENT ON COLUMN runs.last_survivors IS 'survivors of the last round that ended';
 COMMENT ON COLUMN runs.last_metric IS 'the metric that matters most: the evaluation''s first, else the workers'' first';
 COMMENT ON COLUMN runs.last_value IS 'its last value';
-COMMENT ON COLUMN runs.duration_s IS 'first to last event, seconds';
-COMMENT ON COLUMN runs.duration_us IS 'first to last event, microseconds';
+COMMENT ON COLUMN runs.duration_s IS 'from the beginning of the run to its last event, seconds';
+COMMENT ON COLUMN runs.duration_us IS 'from the beginning of the run to its last event, microseconds';
 COMMENT ON COLUMN runs.rounds_s IS 'all rounds, seconds';
 COMMENT ON COLUMN runs.rounds_us IS 'all rounds, microseconds';
 COMMENT ON COLUMN runs.train_s IS 'sum of the longest training times, seconds';

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from runner.closing import Closing
 from runner.errors import ArrayError
 
 BLOCK = 1 << 16
@@ -78,7 +79,7 @@ class ArraySpec:
         return self.count * self.dtype.itemsize
 
 
-class ArrayFile:
+class ArrayFile(Closing):
     """An open file of arrays; its data are read only when asked for.
 
     Args:
@@ -153,14 +154,6 @@ class ArrayFile:
     def close(self) -> None:
         """Close the file; once more is fine."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _called(self, name: str) -> str:
         return self.path.name if self._zip is None else f"array {name!r} in {self.path.name}"

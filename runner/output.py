@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from runner.closing import Closing
 from runner.errors import LogError
 from runner.masks import longest_first, masked
 from schemas.text import tail
@@ -18,7 +17,7 @@ def _nothing() -> None:
     """Listen to nothing."""
 
 
-class Output:
+class Output(Closing):
     """The output of one worker's commands; one after the other, in one file.
 
     Args:
@@ -86,11 +85,3 @@ class Output:
                 raise LogError(f"{self.path}: can't keep a command's output: the disk took only a part")
         except OSError as e:
             raise LogError(f"{self.path}: can't keep a command's output: {e.strerror}") from e
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

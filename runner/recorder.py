@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, get_origin, get_type_hints
 
 import orjson
 import trio
 
+from runner.closing import Closing
 from runner.errors import LogError
 from runner.masks import longest_first, masked_value
 from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
@@ -86,7 +86,7 @@ class Listener(Protocol):
         ...
 
 
-class Recorder:
+class Recorder(Closing):
     """Appends events to one log, which it keeps locked.
 
     Args:
@@ -214,14 +214,6 @@ class Recorder:
     def relative(self, path: Path) -> str:
         """Return a path the way events name it: relative to the log's folder, with ``/``."""
         return Path(os.path.relpath(path, self.path.parent)).as_posix()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, line: bytes) -> None:
         try:
