@@ -89,6 +89,7 @@ def mean(
     contributions: Sequence[Contribution],
     target: Path,
     between: Callable[[], object] = _go_on,
+    spare: Path | None = None,
 ) -> Aggregated:
     """Write the weighted mean of the survivors' weights as the new params, whole or not at all.
 
@@ -101,6 +102,7 @@ def mean(
         contributions: the survivors in rank order, checked with :func:`check_weights`.
         target: where the new params go.
         between: called between blocks; may raise to stop.
+        spare: a file to write over; gone afterwards.
 
     Raises:
         ArrayError: the mean is not finite, all weights are zero, or a file can't be read any more.
@@ -117,7 +119,7 @@ def mean(
     with ExitStack() as stack:
         params = stack.enter_context(ArrayFile(old))
         files = [stack.enter_context(ArrayFile(c.path)) for c in contributions]
-        writer = stack.enter_context(ArrayWriter(target, params.format))
+        writer = stack.enter_context(ArrayWriter(target, params.format, spare))
         for name, spec in params.specs.items():
             blocks = _mean_blocks(name, params, files, shares, norms)
             writer.write(spec, _each(blocks, between))

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from runner.closing import Closing
 from runner.errors import ArrayError
+from runner.recycle import open_part
 
 BLOCK = 1 << 16
 """Elements handled at a time: what fits the processor's cache."""
@@ -193,13 +194,14 @@ class ArrayWriter:
     Args:
         path: where the file goes.
         form: ``npz`` or ``npy``.
+        spare: a file to write over instead of making a new one; gone afterwards.
     """
 
-    def __init__(self, path: Path, form: str) -> None:
+    def __init__(self, path: Path, form: str, spare: Path | None = None) -> None:
         self.path = path
         self._part = path.with_name(f".{path.name}.part")
         self._form = form
-        self._stream = _Hashing(self._part)
+        self._stream = _Hashing(self._part, spare)
         self._zip = zipfile.ZipFile(self._stream, "w", zipfile.ZIP_STORED) if form == "npz" else None
 
     def write(self, spec: ArraySpec, blocks: Iterator[NDArray[Any]]) -> None:
@@ -254,11 +256,10 @@ class _Hashing(io.RawIOBase):
     that there is little left to wait for at the end.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spare: Path | None) -> None:
         super().__init__()
-        path.unlink(missing_ok=True)
         self.sha256 = hashlib.sha256()
-        self._file = path.open("xb", buffering=0)
+        self._file = io.FileIO(open_part(path, spare), "w")
         self._unsynced = 0
         self._thread = ThreadPoolExecutor(1)
         self._pending: deque[Future[None]] = deque()
@@ -275,6 +276,7 @@ class _Hashing(io.RawIOBase):
     def sync(self) -> None:
         while self._pending:
             self._pending.popleft().result()
+        self._file.truncate()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from runner.output import Output
 from runner.own import OwnCommands
 from runner.past import Past, Try, replay
 from runner.recorder import Recorder
+from runner.recycle import set_aside
 from runner.rounds import CurrentParams, Delivery, RoundRun
 from runner.runfolder import RunFolder
 from runner.transports import local
@@ -106,6 +107,7 @@ class Coordinator:
                 await self._fleet.close()
                 if own is not None:
                     await own.close()
+                self._folder.spare.unlink(missing_ok=True)
                 await self._end(finish)
         return finish
 
@@ -181,7 +183,7 @@ class Coordinator:
         self._recorder.emit(event)
         await self._recorder.flush()
         self._folder.stop.unlink(missing_ok=True)
-        for stale in [*self._folder.folder.glob("incoming/*"), *self._folder.folder.glob(".params-*.part")]:
+        for stale in [*self._folder.folder.glob("incoming/*"), *self._folder.folder.glob(".*.part")]:
             stale.unlink()
         if unfinished is not None:
             await self._finish(*unfinished, own)
@@ -278,7 +280,7 @@ class Coordinator:
         none = partial(event, weight_norm=None, delta_norm=None, params_sha256=None, params_path=None)
         try:
             made = await trio.to_thread.run_sync(
-                mean, params.path, contributions, target, trio.from_thread.check_cancelled
+                mean, params.path, contributions, target, trio.from_thread.check_cancelled, self._folder.spare
             )
         except (ArrayError, OSError) as e:
             self._recorder.emit(none(error=str(e)), round=number, since_us=began)
@@ -300,7 +302,9 @@ class Coordinator:
         form = self._current().form
         old = self._course.number - self._job.params.keep
         if old >= 0:
-            self._folder.params(old, form).unlink(missing_ok=True)
+            path = self._folder.params(old, form)
+            if not set_aside(path, self._folder.spare):
+                path.unlink(missing_ok=True)
 
 
 def _course(job: Job) -> Course:

@@ -57,6 +57,11 @@ class RunFolder:
         """Return the params that round `number` pushes."""
         return self.folder / f"params-{number:04}.{form}"
 
+    @property
+    def spare(self) -> Path:
+        """A params file that is kept no longer, to be written over by the next ones."""
+        return self.folder / ".spare.part"
+
     def worker(self, rank: int) -> Path:
         """Return the folder of a local worker."""
         return self.folder / "workers" / str(rank)

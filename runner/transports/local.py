@@ -21,10 +21,9 @@ from runner.connection import Ended, Transferred, checked_name
 from runner.errors import CommandError, TransferError
 from runner.job import PYTHON, Command
 from runner.output import Output
+from runner.recycle import LARGE_BYTES, open_part, set_aside
 
 _CHUNK_BYTES = 16 << 20
-_SMALL_BYTES = 1 << 20
-"""Up to here a copy is quicker than handing it to a thread."""
 _PIPE_BYTES = 1 << 20
 _TERM_S = 1.0
 """How long a cancelled command has between SIGTERM and SIGKILL."""
@@ -49,6 +48,8 @@ async def connect(folder: Path, mark: str) -> LocalConnection:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
         raise TransferError(f"can't make the worker's folder {folder}: {e.strerror}") from e
+    for stale in folder.glob(".*.part"):  # of a coordinator that was killed
+        _remove(stale)
     return LocalConnection(folder, mark)
 
 
@@ -58,6 +59,8 @@ class LocalConnection:
     def __init__(self, folder: Path, mark: str) -> None:
         self._mark = mark
         self._folder = folder.resolve()
+        self._spare = self._folder / ".spare.part"
+        self._pushed: set[str] = set()
         self.folder = str(self._folder)
         self.address = f"local:{self._folder}"
         self.facts: Mapping[str, str | int | float] = {
@@ -71,7 +74,9 @@ class LocalConnection:
         """Copy a file into the folder."""
         path = self._folder / checked_name(target)
         try:
-            return Transferred(await _copy(source, path))
+            size = await _copy(source, path, self._spare)
+            self._pushed.add(target)
+            return Transferred(size)
         except OSError as e:
             raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
 
@@ -107,11 +112,7 @@ class LocalConnection:
         expect: Sequence[str] = (),
     ) -> Ended:
         """Run a command in its own session, and end all that is left of it."""
-        for name in remove:
-            try:
-                _remove(self._folder / checked_name(name))
-            except OSError as e:
-                raise CommandError(f"can't remove {name} of before: {e.strerror}") from e
+        trash = self._cleared(remove)
         shell = isinstance(command, str)
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         if not shell:
@@ -128,10 +129,11 @@ class LocalConnection:
                     start_new_session=True,
                 )
         except (OSError, ValueError) as e:
+            _discard(trash)
             raise CommandError(f"can't start {words[0]!r}: {getattr(e, 'strerror', None) or e}") from e
         ended = False
         try:
-            await _to_end(process, output)
+            await _to_end(process, output, trash)
             ended = True
         finally:
             with trio.CancelScope(shield=True):
@@ -143,6 +145,30 @@ class LocalConnection:
     async def close(self) -> None:
         """End every process that carries this worker's mark."""
         await trio.to_thread.run_sync(end_marked, self._mark)
+        self._spare.unlink(missing_ok=True)
+
+    def _cleared(self, names: Sequence[str]) -> list[Path]:
+        """Take files away from their names at once; return those whose blocks are still to be freed.
+
+        Raises:
+            CommandError: one can't be removed.
+        """
+        trash: list[Path] = []
+        for name in names:
+            path = self._folder / checked_name(name)
+            try:
+                large = path.lstat().st_size > LARGE_BYTES
+                if name in self._pushed and set_aside(path, self._spare):
+                    continue
+                if large or path.is_dir():
+                    trash.append(path.replace(self._folder / f".trash-{len(trash)}.part"))
+                else:
+                    path.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                raise CommandError(f"can't remove {name} of before: {e.strerror}") from e
+        return trash
 
     def _size(self, name: str) -> int | None:
         try:
@@ -152,14 +178,19 @@ class LocalConnection:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-async def _to_end(process: trio.Process, output: Output) -> None:
-    """Take the output until the command itself has ended; children that live on don't count."""
+async def _to_end(process: trio.Process, output: Output, trash: list[Path]) -> None:
+    """Take the output until the command itself has ended; children that live on don't count.
+
+    Meanwhile `trash` is deleted, which can take long for large files.
+    """
     stream = process.stdout
     assert isinstance(stream, trio.lowlevel.FdStream)  # noqa: S101 - a pipe was asked for
     with suppress(OSError, AttributeError):
         fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_drain, stream, output)
+        if trash:
+            nursery.start_soon(trio.to_thread.run_sync, _discard, trash)
         await _ended(process)
         _kill_group(process.pid, signal.SIGKILL)
         nursery.cancel_scope.deadline = trio.current_time() + _DRAIN_S
@@ -241,6 +272,12 @@ def _pullable(name: str, path: Path, max_bytes: int) -> int:
     return status.st_size
 
 
+def _discard(trash: list[Path]) -> None:
+    for path in trash:
+        with suppress(OSError):
+            _remove(path)
+
+
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
@@ -252,8 +289,8 @@ def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-async def _copy(source: Path, target: Path) -> int:
-    """Copy a file under another name and rename it when it is whole; return its size."""
+async def _copy(source: Path, target: Path, spare: Path | None = None) -> int:
+    """Copy a file under another name or over a spare one, rename it when it is whole; return its size."""
     await trio.lowlevel.checkpoint()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = _part(target)
@@ -263,17 +300,19 @@ async def _copy(source: Path, target: Path) -> int:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
-            part.unlink(missing_ok=True)
-            out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, status.st_mode & 0o700 | 0o600)
+            mode = status.st_mode & 0o700 | 0o600
+            out = open_part(part, spare if status.st_size > LARGE_BYTES else None, mode)
             copied = 0
             while copied < status.st_size:
-                if status.st_size <= _SMALL_BYTES:
+                if status.st_size <= LARGE_BYTES:
                     count = _some(file.fileno(), out, copied)
                 else:
                     count = await trio.to_thread.run_sync(_some, file.fileno(), out, copied)
                 if count == 0:
                     raise OSError(errno.EIO, "it shrank while it was copied")
                 copied += count
+        os.ftruncate(out, copied)
+        os.fchmod(out, mode)
         part.replace(target)
     finally:
         if out >= 0:
