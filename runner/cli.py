@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -27,10 +28,16 @@ from runner.grouped import leaf
 from runner.job import LoadedJob
 from runner.live import Background, Bar, Lines
 from runner.past import Past
-from runner.recorder import Continue, Recorder, lock
+from runner.recorder import Continue, Listener, Recorder, lock
 from runner.runfolder import RunFolder
+from runner.simtime import simulate
 from runner.transports import local
 from schemas.text import printable
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,16 +79,17 @@ def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bo
     loaded = jobfile.load(builtin_job() if job is None else job)
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
-    listeners = _listeners(quiet=quiet, progress=progress, verbose=verbose)
+    simulation = _simulation(loaded, folder)
     with Recorder(
         folder.log,
         folder.run,
         folder.folder,
-        clock=time.perf_counter,
+        clock=_clock(simulation),
+        began=None if simulation is None else simulation.began,
         secrets=loaded.secrets.values(),
-        listeners=listeners,
+        listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, quiet=quiet)
 
 
 @cli.command()
@@ -99,19 +107,21 @@ def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
     if past.params_sha256 is None:
         raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
     loaded = jobfile.from_log(past.job)
-    gone = max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
     folder = RunFolder.of(log)
+    simulation = _simulation(loaded, folder, past)
+    gone = 0 if simulation else max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
     with Recorder(
         log,
         past.run,
         folder.folder,
-        clock=time.perf_counter,
+        clock=_clock(simulation),
+        began=None if simulation is None else simulation.began,
         secrets=loaded.secrets.values(),
-        listeners=_listeners(quiet=quiet, progress=progress, verbose=verbose),
+        listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
         after=Continue(past.seq, past.t_us + gone, not past.has_newline),
         fd=fd,
     ) as recorder:
-        _execute(loaded, folder, recorder, past=past, quiet=quiet)
+        _execute(loaded, folder, recorder, past=past, simulation=simulation, quiet=quiet)
 
 
 @cli.command()
@@ -157,23 +167,46 @@ def builtin_job() -> Path:
     return Path(str(files("runner"))) / "builtin" / "job.toml"
 
 
-def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Background]:
-    if quiet:
-        return []
-    bar = progress and Console(file=sys.stderr).is_terminal
-    return [Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose))]
+def _listeners(
+    simulation: Simulation | None, *, quiet: bool, progress: bool, verbose: bool
+) -> list[Listener]:
+    listeners: list[Listener] = [] if simulation is None else [simulation.world]
+    if not quiet:
+        bar = progress and Console(file=sys.stderr).is_terminal
+        listeners.append(Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose)))
+    return listeners
+
+
+def _simulation(loaded: LoadedJob, folder: RunFolder, past: Past | None = None) -> Simulation | None:
+    if loaded.job.sim is None:
+        return None
+    from runner.simulation import Simulation  # noqa: PLC0415 - its clock is slow to import
+
+    return Simulation.of(loaded, folder, datetime.now(UTC), past)
+
+
+def _clock(simulation: Simulation | None) -> Callable[[], float]:
+    return time.perf_counter if simulation is None else simulation.clock.current_time
 
 
 def _execute(
-    loaded: LoadedJob, folder: RunFolder, recorder: Recorder, *, past: Past | None = None, quiet: bool
+    loaded: LoadedJob,
+    folder: RunFolder,
+    recorder: Recorder,
+    *,
+    past: Past | None = None,
+    simulation: Simulation | None,
+    quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
-    coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
+    connect = partial(_connect, folder) if simulation is None else simulation.world.connect
+    coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None
     failure: BaseException | None = None
     try:
-        result = trio.run(_run, coordinator, folder, caught)
+        clock = None if simulation is None else simulation.clock
+        result = trio.run(_run, coordinator, folder, caught, clock, clock=clock)
     except BaseExceptionGroup as group:
         failure = leaf(group)
         if not isinstance(failure, RunError):
@@ -191,9 +224,13 @@ def _execute(
     sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
 
 
-async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int]) -> Result | None:
+async def _run(
+    coordinator: Coordinator, folder: RunFolder, caught: list[int], clock: MockClock | None
+) -> Result | None:
     """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
     result: Result | None = None
+    if clock is not None:
+        simulate(clock.jump)
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:

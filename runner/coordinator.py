@@ -28,6 +28,7 @@ from runner.recorder import Recorder
 from runner.recycle import set_aside
 from runner.rounds import CurrentParams, Delivery, RoundRun
 from runner.runfolder import RunFolder
+from runner.simtime import in_thread, simulated, stop_point
 from runner.transports import local
 from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
@@ -135,7 +136,7 @@ class Coordinator:
         params: CurrentParams | None = None
         sent: dict[str, str] = {}
         try:
-            sent = await trio.to_thread.run_sync(self._loaded.sent_sha256)
+            sent = await in_thread(self._loaded.sent_sha256)
             params = await own.initial_params()
         except (ArrayError, WorkerError, OSError) as e:
             error = e
@@ -158,10 +159,10 @@ class Coordinator:
 
     async def _resume(self, past: Past, own: OwnCommands) -> None:
         """Go on where the log ends: replay it, verify the params, end what was left running."""
-        ended = await trio.to_thread.run_sync(local.end_marked, self._folder.run)
+        ended = await in_thread(local.end_marked, self._folder.run)
         path = self._folder.log.parent / str(past.params_path)
         try:
-            sha256 = await trio.to_thread.run_sync(sha256_of, path)
+            sha256 = await in_thread(sha256_of, path)
             with ArrayFile(path) as file:
                 specs = dict(file.specs)
         except OSError as e:
@@ -269,6 +270,8 @@ class Coordinator:
         """Make new params; return them, or why there are none."""
         began = self._recorder.now_us()
         weighting, contributions = weigh(deliveries, survivors, self._job.aggregate.weighting)
+        if simulated():
+            contributions = merged(contributions)
         target = self._folder.params(number + 1, params.form)
         event = partial(
             Aggregate,
@@ -279,9 +282,7 @@ class Coordinator:
         )
         none = partial(event, weight_norm=None, delta_norm=None, params_sha256=None, params_path=None)
         try:
-            made = await trio.to_thread.run_sync(
-                mean, params.path, contributions, target, trio.from_thread.check_cancelled, self._folder.spare
-            )
+            made = await in_thread(mean, params.path, contributions, target, stop_point(), self._folder.spare)
         except (ArrayError, OSError) as e:
             self._recorder.emit(none(error=str(e)), round=number, since_us=began)
             return None, f"no aggregate: {e}"
@@ -327,6 +328,16 @@ def _course(job: Job) -> Course:
         deadline=deadline,
         stop_on_loss=job.policy.on_loss == "stop",
     )
+
+
+def merged(contributions: list[Contribution]) -> list[Contribution]:
+    """Return what simulated workers contribute, each file once: many of them share one, under many names."""
+    found: dict[int, Contribution] = {}
+    for one in contributions:
+        inode = one.path.stat().st_ino
+        weight = one.weight + (found[inode].weight if inode in found else 0.0)
+        found[inode] = Contribution(found[inode].rank if inode in found else one.rank, one.path, weight)
+    return list(found.values())
 
 
 def weigh(

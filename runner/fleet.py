@@ -52,7 +52,7 @@ class Fleet:
         self._workers: dict[int, Worker] = {}
 
     def worker(self, rank: int) -> Worker:
-        """Return a worker; its output file is made on first use."""
+        """Return a worker."""
         if rank not in self._workers:
             limit = self.loaded.job.train.output_limit_bytes
             path = self.folder.output(f"worker-{rank}")
@@ -70,7 +70,7 @@ class Fleet:
             try:
                 worker.connection = await self._connect(rank)
             except WorkerError as e:
-                self._down(rank, round, "connect", str(e), for_good=False)
+                self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
                 raise
             worker.has_files = False
             up = WorkerUp(address=worker.connection.address, facts=dict(worker.connection.facts))
@@ -89,16 +89,25 @@ class Fleet:
                 for source, target in self._files(rank, shard):
                     await traced.push(source, target, timeout_s=timeout_s)
             except WorkerError as e:
-                await self.leave(rank, round, e.reason, str(e))
+                await self.leave(rank, round, e.reason, str(e), injected=e.injected)
                 raise
             worker.has_files = True
         return traced
 
-    async def leave(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool = False) -> None:
+    async def leave(
+        self,
+        rank: int,
+        round: int,
+        reason: str,
+        detail: str,
+        *,
+        for_good: bool = False,
+        injected: str | None = None,
+    ) -> None:
         """Let go of a worker, and say why."""
         worker = self.worker(rank)
         connection, worker.connection = worker.connection, None
-        self._down(rank, round, reason, detail, for_good=for_good)
+        self._down(rank, round, reason, detail, for_good=for_good, injected=injected)
         if connection is not None:
             await connection.close()
 
@@ -117,6 +126,8 @@ class Fleet:
         except OSError as e:
             raise TransferError(f"can't read the files to send: {e}") from e
 
-    def _down(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool) -> None:
-        down = WorkerDown(reason=reason, detail=detail, for_good=for_good)
+    def _down(
+        self, rank: int, round: int, reason: str, detail: str, *, for_good: bool, injected: str | None
+    ) -> None:
+        down = WorkerDown(reason=reason, detail=detail, for_good=for_good, injected=injected)
         self.recorder.emit(down, round=round, rank=rank)

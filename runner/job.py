@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from runner.draws import Draw
+from runner.simjob import DRAWN, Sim
+
 Text = Annotated[str, Meta(min_length=1)]
 Command = tuple[Text, ...] | Text
 """A list is run as it is, a string through ``/bin/sh -c``."""
@@ -22,7 +25,7 @@ RANK = "{rank}"
 SHARD = "{shard}"
 """Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
 
-_COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
+COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
 
@@ -38,7 +41,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the initial params come about: a file, or a command that writes one."""
 
     file: Annotated[Text | None, Meta(description="path of an .npz or .npy file")] = None
-    command: Annotated[Command | None, Meta(description=_COMMAND)] = None
+    command: Annotated[Command | None, Meta(description=COMMAND)] = None
     format: Annotated[Literal["npz", "npy"], Meta(description='"npz" or "npy": what the command writes')] = (
         "npz"
     )
@@ -52,7 +55,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The training command and what it needs on the worker."""
 
-    command: Annotated[Command, Meta(description=_COMMAND)]
+    command: Annotated[Command, Meta(description=COMMAND)] = ""
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
     secrets: Annotated[
@@ -73,7 +76,7 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Evaluate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command run on the coordinator after each aggregate, in the job file's folder."""
 
-    command: Annotated[Command, Meta(description=_COMMAND)]
+    command: Annotated[Command, Meta(description=COMMAND)]
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
 
@@ -138,8 +141,9 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spares: Annotated[
         int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: idle until one is needed")
     ] = 0
-    params: Annotated[Params, Meta(description="a table")]
-    train: Annotated[Train, Meta(description="a table")]
+    params: Annotated[Params, Meta(description="a table")] = Params()
+    train: Annotated[Train, Meta(description="a table")] = Train()
+    sim: Annotated[Sim | None, Meta(description="a table: workers are simulated")] = None
     evaluate: Annotated[Evaluate | None, Meta(description="a table")] = None
     aggregate: Annotated[Aggregate, Meta(description="a table")] = Aggregate()
     deadlines: Annotated[Deadlines, Meta(description="a table")] = Deadlines()
@@ -188,7 +192,7 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         return described
 
     def sent_sha256(self) -> dict[str, str]:
-        """Return the hash of each file that is sent, by its path relative to the job file.
+        """Return the hash of each file that is sent or drawn from, by its path relative to the job file.
 
         Raises:
             OSError: one can't be read.
@@ -198,8 +202,11 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
             for source, _ in self.files_for(rank, rank % self.job.workers):
                 name = os.path.relpath(source, self.folder)
                 if name not in found:
-                    with source.open("rb") as file:
-                        found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                    found[name] = _sha256(source)
+        for key in DRAWN if self.job.sim is not None else ():
+            draw = getattr(self.job.sim, key)
+            if isinstance(draw, Draw) and draw.empirical is not None:
+                found[draw.empirical] = _sha256(self.folder / draw.empirical)
         return found
 
     def files_for(self, rank: int, shard: int) -> list[tuple[Path, PurePosixPath]]:
@@ -223,6 +230,11 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
             else:
                 found.append((source, target))
         return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def named(name: str, rank: int, shard: int) -> str:

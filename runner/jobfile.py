@@ -15,8 +15,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from runner import simjob
 from runner.errors import JobError, Problem
-from runner.job import RANK, SHARD, FileEntry, Job, LoadedJob, named
+from runner.job import COMMAND, RANK, SHARD, FileEntry, Job, LoadedJob, named
 
 _SHOWN = 60
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -140,9 +141,12 @@ def _lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
-            table = header[1] + "."
-            found.setdefault(header[1], number)
+        if header := re.match(r"\s*(\[+)\s*([\w.-]+)\s*\]+", line):
+            name = header[2]
+            if header[1] == "[[":
+                name += f"[{sum(key.startswith(name + '[') and key.endswith(']') for key in found)}]"
+            table = name + "."
+            found.setdefault(name, number)
         elif key := re.match(r"\s*([\w.-]+)\s*=", line):
             found.setdefault(table + key[1], number)
     return found
@@ -173,6 +177,12 @@ def _allowed(hint: Any) -> str:
     return next(
         (a.description for a in get_args(hint)[1:] if isinstance(a, Meta) and a.description), "another value"
     )
+
+
+def _structs_in(hint: Any) -> type[Struct] | None:
+    """Return the table type of an annotation of a list of tables, if it is one."""
+    args = get_args(get_args(hint)[0]) if get_origin(hint) is Annotated else ()
+    return _struct_in(args[0]) if len(args) == 2 and args[1] is ... and isinstance(args[0], type) else None
 
 
 class _Check:
@@ -207,6 +217,11 @@ class _Check:
             if nested is not None and isinstance(value, dict):
                 self.table(value, nested, key + ".")
                 continue
+            each = _structs_in(hint)
+            if each is not None and isinstance(value, list) and all(isinstance(v, dict) for v in value):
+                for number, inner in enumerate(value):
+                    self.table(inner, each, f"{key}[{number}].")
+                continue
             try:
                 msgspec.convert(value, hint)
             except msgspec.ValidationError:
@@ -214,7 +229,12 @@ class _Check:
 
     def meaning(self, raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> None:
         """Check what types can't say, as far as the parts it needs are right."""
-        self._params(self._part(raw, "params"), folder)
+        simulated = "sim" in raw
+        self._params(self._part(raw, "params"), folder, needed=not simulated)
+        if simulated:
+            self._sim(raw, folder)
+        else:
+            self._train(raw)
         for key in ("quorum", "close_at"):
             self._count(f"policy.{key}", self._part(raw, "policy").get(key), raw.get("workers"))
         self._deadlines(self._part(raw, "deadlines"))
@@ -239,10 +259,35 @@ class _Check:
         part = raw.get(name)
         return part if isinstance(part, dict) else {}
 
-    def _params(self, params: dict[str, Any], folder: Path) -> None:
+    def _train(self, raw: dict[str, Any]) -> None:
+        if "train" not in raw:
+            self.add("train", "missing", "a table; or [sim]: workers are simulated")
+        elif isinstance(raw["train"], dict) and "command" not in raw["train"]:
+            self.add("train.command", "missing", COMMAND)
+
+    def _sim(self, raw: dict[str, Any], folder: Path) -> None:
+        """Check a job of simulated workers: what is for real ones has no place in it."""
+        never = "none beside [sim]: "
+        for table, name, why in (
+            ("train", "command", "the training is simulated"),
+            ("params", "command", "params.file, or params made up"),
+            ("evaluate", "command", "there is nothing to measure"),
+            ("deadlines", "idle_s", "a simulated command prints nothing"),
+        ):
+            if name in self._part(raw, table):
+                self.add(f"{table}.{name}", "is given", never + why)
+        workers, spares = raw.get("workers"), raw.get("spares", 0)
+        known = isinstance(workers, int) and isinstance(spares, int)
+        nodes = workers + spares if known else None
+        for problem in simjob.mistakes(self._part(raw, "sim"), self.wrong, folder, nodes):
+            self.add(*problem)
+
+    def _params(self, params: dict[str, Any], folder: Path, *, needed: bool) -> None:
         if {"params.file", "params.command", "params"} & self.wrong:
             return
         ways = [way for way in ("file", "command") if way in params]
+        if not ways and not needed:
+            return
         if len(ways) != 1:
             self.add(
                 "params",

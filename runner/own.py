@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import trio
 
 from runner.aggregate import adopt
@@ -13,8 +14,12 @@ from runner.fleet import Fleet
 from runner.job import Command, environment
 from runner.output import Output
 from runner.rounds import CurrentParams, emit_metrics
+from runner.simtime import in_thread
 from runner.traced import TracedConnection
 from runner.transports.local import LocalConnection
+
+_MADE_UP = 64
+"""How many numbers the params have that are made up for a simulation."""
 
 
 class OwnCommands:
@@ -48,7 +53,8 @@ class OwnCommands:
         given = self._job.params
         if given.file is not None:
             return await self._adopt(self._base / given.file)
-        assert given.command is not None  # noqa: S101 - a valid job has one of both
+        if given.command is None:
+            return await self._made_up()
         made = self._folder.folder / "incoming" / f"init.{given.format}"
         env = {**environment(given.env), "ROUNDLOG_PARAMS": str(made.resolve())}
         self._output.begin("params")
@@ -67,6 +73,15 @@ class OwnCommands:
             raise WorkerError(f"params.command ended with exit code {ended.exit_code}: {said}")
         if not made.is_file():
             raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
+        params = await self._adopt(made)
+        made.unlink()
+        return params
+
+    async def _made_up(self) -> CurrentParams:
+        """Make params for simulated workers: a few numbers, whatever size they are taken for."""
+        made = self._folder.folder / "incoming" / "init.npy"
+        rng = np.random.default_rng(self._job.seed)
+        np.save(made, rng.standard_normal(_MADE_UP).astype(np.float32))
         params = await self._adopt(made)
         made.unlink()
         return params
@@ -104,7 +119,7 @@ class OwnCommands:
 
     async def _adopt(self, source: Path) -> CurrentParams:
         target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
-        sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
+        sha256, specs = await in_thread(adopt, source, target)
         return CurrentParams(target, sha256, specs)
 
     def _environment(self, env: dict[str, str]) -> dict[str, str]:

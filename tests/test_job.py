@@ -92,7 +92,7 @@ quorum = 1.5
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "worker": "job.toml:3: worker: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, spares, params, train, evaluate, aggregate, deadlines, policy",
+        "name, rounds, seed, workers, spares, params, train, sim, evaluate, aggregate, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
         "file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",

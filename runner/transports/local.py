@@ -22,6 +22,7 @@ from runner.errors import CommandError, TransferError
 from runner.job import PYTHON, Command
 from runner.output import Output
 from runner.recycle import LARGE_BYTES, open_part, set_aside
+from runner.simtime import in_thread
 
 _CHUNK_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
@@ -144,7 +145,7 @@ class LocalConnection:
 
     async def close(self) -> None:
         """End every process that carries this worker's mark."""
-        await trio.to_thread.run_sync(end_marked, self._mark)
+        await in_thread(end_marked, self._mark)
         self._spare.unlink(missing_ok=True)
 
     def _cleared(self, names: Sequence[str]) -> list[Path]:
