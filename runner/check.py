@@ -53,7 +53,7 @@ def _workers(job: Job) -> str:
 def _train(job: Job) -> str:
     if job.sim is not None:
         return f"simulated, {told(job.sim.train_s)} s times slowness {told(job.sim.slowness)}"
-    return _command(job.train.command)
+    return _command(job.train.command or "")
 
 
 def simulated(sim: Sim) -> list[str]:

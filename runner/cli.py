@@ -199,7 +199,7 @@ def _execute(
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
-    connect = partial(_connect, folder) if simulation is None else simulation.world.connect
+    connect = partial(_connect, folder) if simulation is None else simulation.connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None

@@ -55,7 +55,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The training command and what it needs on the worker."""
 
-    command: Annotated[Command, Meta(description=COMMAND)] = ""
+    command: Annotated[Command | None, Meta(description=COMMAND)] = None
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
     secrets: Annotated[

@@ -102,7 +102,7 @@ def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str,
         now = load(loaded.file, environ).describe()
     except JobError:
         now = described  # not there or broken: the log has all it takes
-    ours, logs = _leaves(now), _leaves(described)
+    ours, logs = _leaves(msgspec.json.decode(msgspec.json.encode(now))), _leaves(described)  # as a log has it
     found = [
         Problem(key, f"received {ours.get(key)!r}, was {logs.get(key)!r}", same)
         for key in sorted(ours.keys() | logs.keys())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -112,6 +113,7 @@ class RoundRun:
         }
         self._scopes: dict[int, trio.CancelScope] = {}
         self._alarms: list[trio.CancelScope] = []
+        self._over = trio.Event()
         self._simulated = simulated()
         self._checked: dict[int, ArrayError | None] = {}
         self._heard: list[tuple[float, Said | Alarm, Failure | None]] = []
@@ -134,6 +136,7 @@ class RoundRun:
             if self._begin.deadline_s is not None:
                 nursery.start_soon(self._alarm, Alarm.DEADLINE, self._begin.deadline_s, nursery)
             self._carry_out(self._round.start(), nursery)
+            await self._over.wait()
         return self._round.verdict()
 
     def _carry_out(self, actions: list[Action], nursery: trio.Nursery) -> None:
@@ -155,6 +158,7 @@ class RoundRun:
                 case Close():
                     for scope in self._alarms:
                         scope.cancel()
+                    self._over.set()
 
     async def _work(self, do: Do, nursery: trio.Nursery) -> None:
         """Take one step after the other with a worker, as long as one leads to the next."""
@@ -189,7 +193,7 @@ class RoundRun:
             return None
         if self._simulated and (said in _MAY_END or isinstance(said, Alarm)):
             if not self._heard:
-                nursery.start_soon(self._hear_in_order, nursery)
+                instants().at_end(partial(self._hear_in_order, nursery))
             self._heard.append((rank, said, failure))
             return None
         return self._decide(said, rank, failure, nursery)
@@ -208,8 +212,7 @@ class RoundRun:
         self._carry_out(actions, nursery)
         return None
 
-    async def _hear_in_order(self, nursery: trio.Nursery) -> None:
-        await instants().instant_over()
+    def _hear_in_order(self, nursery: trio.Nursery) -> None:
         heard, self._heard = sorted(self._heard, key=lambda one: (one[0], one[1].value)), []
         for rank, said, failure in heard:
             if not self._round.closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from functools import partial
 
 import trio
 
@@ -28,23 +29,29 @@ class SharedLine:
         self._since = 0.0
         self._numbers = itertools.count()
         self._due: list[tuple[float, int]] = []
-        self._waiting: dict[int, trio.lowlevel.Task] = {}
+        self._waiting: dict[int, float] = {}
+        """Transfers under way, and until when each lasts at the least."""
+        self._tasks: dict[int, trio.lowlevel.Task] = {}
         self._called_at = math.inf
 
-    async def carry(self, size_bytes: float) -> None:
-        """Wait as long as so many bytes take."""
+    async def carry(self, size_bytes: float, until: float) -> None:
+        """Wait as long as so many bytes take, and until a time of the clock, whichever is later."""
         if math.isinf(self._bytes_per_s):
+            await instants().sleep_until(until)
             return
         self._advance()
         number = next(self._numbers)
-        self._waiting[number] = trio.lowlevel.current_task()
+        task = trio.lowlevel.current_task()
+        self._tasks[number], self._waiting[number] = task, until
         heapq.heappush(self._due, (self._got + size_bytes, number))
         self._arm()
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._advance()
-            del self._waiting[number]
-            self._arm()
+            self._tasks.pop(number)
+            if number in self._waiting:
+                self._advance()
+                del self._waiting[number]
+                self._arm()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -76,10 +83,20 @@ class SharedLine:
             return  # an earlier call has been asked for since
         self._called_at = math.inf
         self._advance()
-        if self._due and math.isclose(self._due[0][0], self._got, rel_tol=1e-12, abs_tol=1e-6):
-            self._got = max(self._got, self._due[0][0])  # rounding must not make it wait for nothing
-        while self._due and self._due[0][0] <= self._got:
-            task = self._waiting.pop(heapq.heappop(self._due)[1], None)
-            if task is not None:
-                trio.lowlevel.reschedule(task)
+        share = len(self._waiting) / self._bytes_per_s
+        # Due is what can't be waited for: the clock has no time between now and its end.
+        while self._due and self._since + (self._due[0][0] - self._got) * share <= self._since:
+            number = heapq.heappop(self._due)[1]
+            until = self._waiting.pop(number, None)
+            if until is None:
+                continue
+            if until <= self._since:
+                self._let_go(number)
+            else:
+                instants().call_at(until, partial(self._let_go, number))
         self._arm()
+
+    def _let_go(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            instants().wake(task)

@@ -32,14 +32,18 @@ class Instants:
         self._jump = jump
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._ending: list[trio.lowlevel.Task] = []
+        self._ending: list[Callable[[], object]] = []
+        self._woken = False
         self._driver: trio.lowlevel.Task | None = None
         self._resting = False
 
     def call_at(self, time: float, call: Callable[[], object]) -> None:
-        """Call something at a time of the clock, in seconds; it must neither wait nor raise."""
+        """Call something at a time of the clock, in seconds.
+
+        It must neither wait nor raise; a task that it wakes, it wakes by :meth:`wake`.
+        """
         heapq.heappush(self._due, (time, next(self._numbers), call))
-        self._wake()
+        self._start()
 
     async def sleep_until(self, time: float) -> None:
         """Wait until a time of the clock, in seconds."""
@@ -47,7 +51,7 @@ class Instants:
 
         def wake() -> None:
             if waiting:
-                trio.lowlevel.reschedule(waiting.pop())
+                self.wake(waiting.pop())
 
         def abort(_: object) -> trio.lowlevel.Abort:
             waiting.clear()
@@ -56,19 +60,17 @@ class Instants:
         self.call_at(time, wake)
         await trio.lowlevel.wait_task_rescheduled(abort)
 
-    async def instant_over(self) -> None:
-        """Wait until nothing is left to do in this instant."""
-        task = trio.lowlevel.current_task()
-        self._ending.append(task)
-        self._wake()
+    def wake(self, task: trio.lowlevel.Task) -> None:
+        """Let a task go on."""
+        self._woken = True
+        trio.lowlevel.reschedule(task)
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._ending.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Call something when nothing is left to do in this instant; it must neither wait nor raise."""
+        self._ending.append(call)
+        self._start()
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake(self) -> None:
+    def _start(self) -> None:
         if self._driver is None:
             self._driver = trio.lowlevel.spawn_system_task(self._drive)
         elif self._resting:
@@ -85,10 +87,12 @@ class Instants:
             await wait_all_tasks_blocked()
             if self._ending:
                 ending, self._ending = self._ending, []
-                for task in ending:
-                    trio.lowlevel.reschedule(task)
-            elif self._due:
-                self._go_on()
+                for call in ending:
+                    call()
+            else:
+                self._woken = False
+                while self._due and not self._woken:
+                    self._go_on()
 
     def _no_rest(self, _: object) -> trio.lowlevel.Abort:
         self._resting = False
@@ -101,7 +105,8 @@ class Instants:
         left = time - trio.current_time()
         others = trio.lowlevel.current_statistics().seconds_to_next_deadline
         if others < left:
-            self._jump(others)  # trio does the rest
+            self._jump(others)
+            self._woken = True  # by trio, now that it is due
             return
         if left > 0:
             self._jump(left)

@@ -71,6 +71,7 @@ class World:
             if (given := getattr(sim, name)) is not None
         }
         self._scratch = scratch
+        self._workers: dict[int, SimConnection] = {}
         self._made: dict[tuple[int, str], Path] = {}
         self._params: dict[int, Path] = {}
 
@@ -92,7 +93,9 @@ class World:
         Raises:
             ConnectionLostError: it has vanished, or is cut off.
         """
-        connection = SimConnection(self, rank)
+        if rank not in self._workers:
+            self._workers[rank] = SimConnection(self, rank)
+        connection = self._workers[rank]  # a machine is what it was when it is reached again
         await connection.reach()
         return connection
 
@@ -297,9 +300,7 @@ class SimConnection:
         """Wait as long as bytes take: the longer of their share of the coordinator's line and their own."""
         own_s = size / self._bytes_per_s if self._bytes_per_s else math.inf
         until = trio.current_time() + (self._latency_s + own_s) * factor
-        await line.carry(size)
-        if until > trio.current_time():
-            await instants().sleep_until(until)
+        await line.carry(size, until)
 
     async def _reachable(self, do: Callable[..., Awaitable[Given]], *args: object) -> Given:
         """Do something that takes time, as long as the worker can be reached.
