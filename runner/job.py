@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+
+from runner import ownmethod
+from runner.arrays import sha256_of
+from runner.optimizers import DEFAULTS, Settings
+from runner.recipe import METHODS, Recipe
 
 Text = Annotated[str, Meta(min_length=1)]
 Command = tuple[Text, ...] | Text
@@ -25,6 +30,11 @@ SHARD = "{shard}"
 _COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
+_METHOD = ", ".join(f'"{name}"' for name in METHODS) + ' or "module:function", your own beside the job file'
+_PATTERNS = 'a list of patterns of array names, such as ["*.running_mean"]'
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,11 +47,12 @@ class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the initial params come about: a file, or a command that writes one."""
 
-    file: Annotated[Text | None, Meta(description="path of an .npz or .npy file")] = None
+    file: Annotated[Text | None, Meta(description="path of an .npz, .npy or .safetensors file")] = None
     command: Annotated[Command | None, Meta(description=_COMMAND)] = None
-    format: Annotated[Literal["npz", "npy"], Meta(description='"npz" or "npy": what the command writes')] = (
-        "npz"
-    )
+    format: Annotated[
+        Literal["npz", "npy", "safetensors"],
+        Meta(description='"npz", "npy" or "safetensors": what the command writes'),
+    ] = "npz"
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
     keep: Annotated[
@@ -81,10 +92,44 @@ class Evaluate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Aggregate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How weights become the new params."""
 
-    method: Annotated[Literal["mean"], Meta(description='"mean"')] = "mean"
+    method: Annotated[str, Meta(description=_METHOD)] = "mean"
     weighting: Annotated[
         Literal["num_samples", "uniform"], Meta(description='"num_samples" (when given) or "uniform"')
     ] = "num_samples"
+    include: Annotated[tuple[Text, ...], Meta(description=_PATTERNS)] = ("*",)
+    exclude: Annotated[tuple[Text, ...], Meta(description=_PATTERNS)] = ()
+    trim: Annotated[float | None, Meta(description="a share of the workers, 0.0 to below 0.5")] = None
+    byzantine: Annotated[Natural | None, Meta(description="a whole number, 0 or more")] = None
+    keep: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a whole number, 1 or more")] = None
+    clip_norm: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    outlier_k: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    optimizer: Annotated[
+        Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] | None,
+        Meta(description=", ".join(f'"{name}"' for name in DEFAULTS)),
+    ] = None
+    learning_rate: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    momentum: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    beta_1: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    beta_2: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    tau: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    bias_correction: Annotated[bool | None, Meta(description="true or false")] = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """All of it, with the defaults of the optimizer filled in."""
+        settings = DEFAULTS[self.optimizer or "fedavgm"]
+        given = {name: getattr(self, name) for name in Settings.__slots__}
+        return Recipe(
+            method=self.method,
+            trim=0.1 if self.trim is None else self.trim,
+            byzantine=self.byzantine or 0,
+            keep=self.keep,
+            clip_norm=self.clip_norm,
+            optimizer=self.optimizer,
+            settings=replace(settings, **{name: value for name, value in given.items() if value is not None}),
+            include=self.include,
+            exclude=self.exclude,
+        )
 
 
 class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,7 +233,9 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         return described
 
     def sent_sha256(self) -> dict[str, str]:
-        """Return the hash of each file that is sent, by its path relative to the job file.
+        """Return the hash of each file that matters, by its path relative to the job file.
+
+        Those are the files that are sent and, if there is one, that of the user's own method.
 
         Raises:
             OSError: one can't be read.
@@ -198,8 +245,10 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
             for source, _ in self.files_for(rank, rank % self.job.workers):
                 name = os.path.relpath(source, self.folder)
                 if name not in found:
-                    with source.open("rb") as file:
-                        found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                    found[name] = sha256_of(source)
+        own = ownmethod.source(self.job.aggregate.method, self.folder)
+        if own is not None:
+            found[os.path.relpath(own, self.folder)] = sha256_of(own)
         return found
 
     def files_for(self, rank: int, shard: int) -> list[tuple[Path, PurePosixPath]]:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import trio
 
-from runner.aggregate import adopt
 from runner.connection import Ended
 from runner.errors import WorkerError
 from runner.fleet import Fleet
 from runner.job import Command, environment
 from runner.output import Output
-from runner.rounds import CurrentParams, emit_metrics
+from runner.rounds import emit_metrics
+from runner.serverstep import CurrentParams
 from runner.traced import TracedConnection
 from runner.transports.local import LocalConnection
+from runner.weights import adopt
 
 
 class OwnCommands:
@@ -103,7 +104,7 @@ class OwnCommands:
             self._output.end()
 
     async def _adopt(self, source: Path) -> CurrentParams:
-        target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
+        target = self._folder.params(0, source.suffix[1:])
         sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
         return CurrentParams(target, sha256, specs)
 

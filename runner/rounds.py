@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import trio
 
 from runner import metrics
-from runner.aggregate import check_weights, max_weights_bytes
-from runner.arrays import ArraySpec
 from runner.course import Begin
 from runner.decide import (
     Action,
@@ -41,7 +38,9 @@ from runner.errors import (
 from runner.fleet import Fleet
 from runner.job import environment
 from runner.recorder import Recorder
+from runner.serverstep import CurrentParams, Delivery
 from runner.traced import TracedConnection
+from runner.weights import check_weights, max_weights_bytes
 from schemas.events import Metric, Reject
 
 _SAID = {
@@ -52,29 +51,6 @@ _SAID = {
     Step.CHECK: Said.ACCEPTED,
 }
 _LONGEST_REST_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentParams:
-    """The params a round pushes."""
-
-    path: Path
-    sha256: str
-    specs: Mapping[str, ArraySpec]
-
-    @property
-    def form(self) -> str:
-        """``npz`` or ``npy``."""
-        return self.path.suffix[1:]
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What one worker handed back."""
-
-    path: Path
-    metrics_bytes: int | None = None
-    num_samples: float | None = None
 
 
 class RoundRun:
@@ -247,13 +223,15 @@ class RoundRun:
                 report.unlink(missing_ok=True)
 
     async def _check(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - likewise
-        path = self.deliveries[rank].path
+        delivery = self.deliveries[rank]
         try:
-            await trio.to_thread.run_sync(
-                check_weights, path, self._params.specs, trio.from_thread.check_cancelled
+            delivery.checked = await trio.to_thread.run_sync(
+                check_weights, delivery.path, self._params.path, trio.from_thread.check_cancelled
             )
         except ArrayError as e:
             raise self._reject(rank, e.reason, e.detail) from e
+        except OSError as e:
+            raise self._reject(rank, "unreadable", f"can't be written anew: {e.strerror}") from e
 
     def _reject(self, rank: int, reason: Any, detail: str) -> RejectedError:
         self._emit_reject(rank, reason, detail)

@@ -138,7 +138,15 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("evaluate", [1, "true"]),
     ("evaluate.command", ["", [], 1]),
     ("evaluate.timeout_s", [0, "1"]),
-    ("aggregate.method", ["median", 1]),
+    ("aggregate.method", ["fedavg", 1, "own:", ":f", "a-b:c", "../x:f"]),
+    ("aggregate.optimizer", ["adam", 1]),
+    ("aggregate.learning_rate", [0.1]),
+    ("aggregate.clip_norm", [0, -1, "1"]),
+    ("aggregate.outlier_k", [0, True]),
+    ("aggregate.include", ["*", [""], [1]]),
+    ("aggregate.trim", [0.1]),
+    ("aggregate.byzantine", [1]),
+    ("aggregate.keep", [1]),
     ("aggregate.weighting", ["loss", True]),
     ("policy", [1, "strict"]),
     ("policy.quorum", [0, 3, -1, 1.5, "2", True]),
@@ -146,6 +154,23 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("policy.max_failures", [0, -1, 1.5]),
     ("policy.on_loss", ["ignore", 1]),
 ]
+TOGETHER = [
+    ({"method": "trimmed_mean", "trim": 0.5}, "aggregate.trim"),
+    ({"method": "trimmed_mean", "trim": -0.1}, "aggregate.trim"),
+    ({"method": "krum", "byzantine": 1}, "aggregate.byzantine"),
+    ({"method": "krum", "keep": 2}, "aggregate.keep"),
+    ({"optimizer": "diloco", "beta_1": 0.5}, "aggregate.beta_1"),
+    ({"optimizer": "fedadam", "momentum": 0.5}, "aggregate.momentum"),
+    ({"optimizer": "fedadam", "beta_2": 1.0}, "aggregate.beta_2"),
+    ({"optimizer": "fedadam", "bias_correction": 1}, "aggregate.bias_correction"),
+]
+
+
+@pytest.mark.parametrize(("aggregate", "key"), TOGETHER, ids=[key for _, key in TOGETHER])
+def test_what_does_not_go_together_in_the_aggregate(tmp_path: Path, aggregate: dict[str, Any], key: str):
+    assert list(problems(write_job(tmp_path, aggregate=aggregate))) == [key]
+
+
 EACH = [(key, value) for key, values in WRONG for value in values]
 
 
