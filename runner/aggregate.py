@@ -147,7 +147,7 @@ def aggregate(
             writers[file.slot] = stack.enter_context(ArrayWriter(file.target, "npz", states))
             if file.old is not None:
                 work.state.append(stack.enter_context(Stack([Plain.of(file.old)])))
-        total = sum(spec.count for spec in params.specs.values())
+        total = sum(spec.count for spec in params.specs.values()) * (len(contributions) + 1)
         todo = tiles(params.specs.values(), len(contributions))
         sums = _Sums(len(contributions))
         done = in_order(work.tile, todo, total)
@@ -405,7 +405,7 @@ def _by_distance(recipe: Recipe, work: _Work, between: Callable[[], object]) -> 
 
     count = len(work.shares)
     gram = np.zeros((count, count))
-    total = sum(spec.count for spec in specs)
+    total = sum(spec.count for spec in specs) * count
     with closing(in_order(products, tiles(specs, count), total)) as done:
         for _, part in done:
             between()

@@ -25,6 +25,8 @@ from runner.recycle import open_part
 _PENDING = 64
 """Blocks that may wait to be written."""
 _SYNC_BYTES = 16 << 20
+_SMALL_BYTES = 4 << 20
+"""What is written before a thread is worth it."""
 
 
 class ArrayWriter:
@@ -100,7 +102,7 @@ class ArrayWriter:
 
 
 class _Hashing(io.RawIOBase):
-    """A file that can only be appended to; a thread of its own hashes, writes and syncs.
+    """A file that can only be appended to; if it is large, a thread of its own hashes, writes and syncs.
 
     What is written must not be changed afterwards. The disk works while the next blocks are made, so
     that there is little left to wait for at the end.
@@ -111,13 +113,19 @@ class _Hashing(io.RawIOBase):
         self.sha256 = hashlib.sha256()
         self._file = io.FileIO(open_part(path, spare), "w")
         self._unsynced = 0
-        self._thread = ThreadPoolExecutor(1)
+        self._taken = 0
+        self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
+        if self._thread is None:
+            self._take(data)
+            if self._taken > _SMALL_BYTES:
+                self._thread = ThreadPoolExecutor(1)
+            return memoryview(data).nbytes
         self._pending.append(self._thread.submit(self._take, data))
         if len(self._pending) > _PENDING:
             self._pending.popleft().result()
@@ -132,7 +140,8 @@ class _Hashing(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._thread.shutdown(cancel_futures=True)
+            if self._thread is not None:
+                self._thread.shutdown(cancel_futures=True)
             self._file.close()
         super().close()
 
@@ -140,6 +149,7 @@ class _Hashing(io.RawIOBase):
         self.sha256.update(data)
         rest = memoryview(data).cast("B")
         self._unsynced += rest.nbytes
+        self._taken += rest.nbytes
         while rest:
             rest = rest[self._file.write(rest) :]
         if self._unsynced >= _SYNC_BYTES:

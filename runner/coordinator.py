@@ -96,7 +96,10 @@ class Coordinator:
                 else:
                     await self._resume(self._past, own)
                 with threadpool_limits(1, user_api="blas"):  # its threads would slow the workers
-                    finish = await self._rounds(own)
+                    async with trio.open_nursery() as self._fleet.nursery:
+                        finish = await self._rounds(own)
+                        with trio.CancelScope(shield=True):
+                            await self._fleet.close()
         except BaseException as e:
             error = leaf(e)
             if isinstance(error, trio.Cancelled):

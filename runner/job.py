@@ -27,6 +27,11 @@ RANK = "{rank}"
 SHARD = "{shard}"
 """Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
 
+ROUNDS_HERE = "{rounds}"
+"""As a file to send: :data:`ROUNDS`."""
+ROUNDS = Path(__file__).parent / "scaffold" / "roundlog_rounds.py"
+"""Takes a Python script through its rounds."""
+
 _COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
@@ -73,6 +78,9 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[FileEntry | Text, ...],
         Meta(description='a list of paths ("{rank}" stands for the worker) or tables {source=, target=}'),
     ] = ()
+    resident: Annotated[
+        bool, Meta(description="true or false: whether the command stays and reads a line a round")
+    ] = False
     retries: Annotated[
         int, Meta(ge=0, description="a whole number, 0 or more: tries after a failed command, in a round")
     ] = 0
@@ -243,7 +251,7 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: dict[str, str] = {}
         for rank in range(self.job.total_nodes):
             for source, _ in self.files_for(rank, rank % self.job.workers):
-                name = os.path.relpath(source, self.folder)
+                name = ROUNDS_HERE if source == ROUNDS else os.path.relpath(source, self.folder)
                 if name not in found:
                     found[name] = sha256_of(source)
         own = ownmethod.source(self.job.aggregate.method, self.folder)
@@ -260,7 +268,7 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: list[tuple[Path, PurePosixPath]] = []
         for entry in self.job.train.files:
             given = entry if isinstance(entry, FileEntry) else FileEntry(source=entry)
-            source = self.folder / named(given.source, rank, shard)
+            source = ROUNDS if given.source == ROUNDS_HERE else self.folder / named(given.source, rank, shard)
             name = given.target or source.name
             target = PurePosixPath(named(name, rank, shard))
             if source.is_dir():

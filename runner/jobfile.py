@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from runner.arrays import FORMS
 from runner.errors import JobError, Problem
-from runner.job import RANK, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
+from runner.job import RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
 from runner.optimizers import USES, Settings
 from runner.recipe import METHODS
 
@@ -335,7 +335,8 @@ class _Check:
         for number, entry in enumerate(files):
             given = FileEntry(source=entry) if isinstance(entry, str) else msgspec.convert(entry, FileEntry)
             key = f"train.files[{number}]"
-            name = given.target or PurePosixPath(given.source).name
+            ours = given.source == ROUNDS_HERE
+            name = given.target or (ROUNDS.name if ours else PurePosixPath(given.source).name)
             target = PurePosixPath(name)
             if target.is_absolute() or ".." in target.parts or not target.parts or "\0" in name:
                 self.add(key, f"target {name!r}", "a relative path inside the worker's folder")
@@ -347,6 +348,8 @@ class _Check:
             wanted = {named(given.source, rank, rank) for rank in range(sum(counts))}
             if SHARD in given.source and RANK not in given.source:
                 wanted = {named(given.source, shard, shard) for shard in range(counts[0])}
+            if ours:
+                wanted = set()
             missing = sorted(path for path in wanted if not _there(folder / path, Path.exists))
             if missing:
                 others = f" (nor {len(missing) - 1} more of them)" if len(missing) > 1 else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import trio
 
+from runner import metrics
 from runner.connection import Ended
 from runner.errors import WorkerError
 from runner.fleet import Fleet
@@ -87,7 +88,7 @@ class OwnCommands:
         try:
             ended = await self._traced(evaluate.command, env, number, evaluate.timeout_s)
             if ended.exit_code == 0 and report.is_file() and not report.is_symlink():
-                emit_metrics(self._recorder, report, number, None)
+                emit_metrics(self._recorder, metrics.read(report), number, None)
         except WorkerError:
             pass  # the exec event has it
         finally:

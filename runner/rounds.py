@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -190,15 +189,20 @@ class RoundRun:
             )
         finally:
             worker.output.end()
-        if ended.exit_code != 0:
+        if ended.exit_code:
             raise WorkerError(f"the training command ended with exit code {ended.exit_code}")
+        path = self._folder.incoming(rank, self._names["weights"])
+        if ended.sizes_bytes is None:  # of a command that stays; the pull will see
+            self.deliveries[rank] = delivery = Delivery(path)
+            if ended.report is not None:
+                delivery.num_samples = self._told(rank, metrics.taken(ended.report))
+            return
         size = ended.sizes_bytes.get(self._names["weights"])
         limit = max_weights_bytes(self._params.specs)
         if size is None:
             raise self._reject(rank, "missing", "the command ended well but wrote no file $ROUNDLOG_WEIGHTS")
         if size > limit:
             raise self._reject(rank, "unreadable", f"{size} bytes; these params need {limit} at most")
-        path = self._folder.incoming(rank, self._names["weights"])
         self.deliveries[rank] = Delivery(path, ended.sizes_bytes.get(self._names["metrics"]))
 
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
@@ -218,7 +222,7 @@ class RoundRun:
                 await traced.pull(
                     self._names["metrics"], report, max_bytes=metrics.MAX_BYTES, timeout_s=timeout_s
                 )
-                delivery.num_samples = emit_metrics(self._recorder, report, self._number, rank)
+                delivery.num_samples = self._told(rank, metrics.read(report))
             finally:
                 report.unlink(missing_ok=True)
 
@@ -232,6 +236,11 @@ class RoundRun:
             raise self._reject(rank, e.reason, e.detail) from e
         except OSError as e:
             raise self._reject(rank, "unreadable", f"can't be written anew: {e.strerror}") from e
+
+    def _told(self, rank: int, report: metrics.Report) -> float | None:
+        """Put a worker's metrics into the log, and return its ``num_samples``."""
+        emit_metrics(self._recorder, report, self._number, rank)
+        return report.num_samples
 
     def _reject(self, rank: int, reason: Any, detail: str) -> RejectedError:
         self._emit_reject(rank, reason, detail)
@@ -265,9 +274,7 @@ def _kind(error: WorkerError, step: Step) -> Failure:
     return Failure.DEADLINE if isinstance(error, DeadlineError) else Failure.COMMAND
 
 
-def emit_metrics(recorder: Recorder, path: Path, round: int, rank: int | None) -> float | None:
-    """Put a metrics file into the log, and return its ``num_samples``."""
-    report = metrics.read(path)
+def emit_metrics(recorder: Recorder, report: metrics.Report, round: int, rank: int | None) -> None:
+    """Put what a command reported into the log."""
     event = Metric(values=report.values, num_samples=report.num_samples, error=report.error)
     recorder.emit(event, round=round, rank=rank)
-    return report.num_samples

@@ -23,6 +23,8 @@ _ELEMENTS = 1 << 20
 """Elements of all files together in one tile, at most: bounds the memory whatever the number of files."""
 _LONGEST = 1 << 15
 _SHORTEST = 1 << 10
+_FEW = 1 << 21
+"""Elements of all files together that are done sooner than threads are started."""
 _SPARE_FILES = 200
 """Open files left to the rest of the program."""
 
@@ -52,9 +54,9 @@ def in_order(work: Callable[[Tile], T], todo: Iterable[Tile], total: int) -> Gen
     Args:
         work: called in the threads; what it raises is raised here.
         todo: the tiles.
-        total: how many elements there are in all; few are not worth a thread.
+        total: how many elements of all files there are; few are not worth a thread.
     """
-    threads = min(len(os.sched_getaffinity(0)), 4) if total > _LONGEST else 1
+    threads = min(len(os.sched_getaffinity(0)), 4) if total > _FEW else 1
     if threads == 1:
         for tile in todo:
             yield tile, work(tile)
