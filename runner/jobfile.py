@@ -256,7 +256,7 @@ class _Check:
             self.add(
                 "params",
                 "both file and command" if ways else "neither file nor command",
-                "exactly one of: file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+                "exactly one of: file (path of an .npz, .npy or .safetensors file), command (writes $ROUNDLOG_PARAMS)",
             )
         elif ways == ["file"]:
             file = folder / params["file"]

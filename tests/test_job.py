@@ -95,9 +95,9 @@ quorum = 1.5
         "name, rounds, seed, workers, spares, params, train, evaluate, aggregate, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
-        "file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+        "file (path of an .npz, .npy or .safetensors file), command (writes $ROUNDLOG_PARAMS)",
         "train.comand": "job.toml:8: train.comand: unknown key (did you mean 'command'?); allowed: "
-        "command, timeout_s, env, secrets, files, retries, output_limit_bytes",
+        "command, timeout_s, env, secrets, files, resident, retries, output_limit_bytes",
         "train.command": "job.toml:7: train.command: missing; allowed: a list of strings (run as it is) "
         "or a string (run by /bin/sh -c), not empty",
         "train.timeout_s": "job.toml:9: train.timeout_s: received 'long'; allowed: "
