@@ -37,6 +37,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python tests/bench/append.py
 	$(BIN)/python tests/bench/load.py
 	$(BIN)/python tests/bench/rounds.py
+	$(BIN)/python tests/bench/aggregate.py
 
 clean:
 	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -1,4 +1,4 @@
-"""Reads and writes files of named arrays block by block, .npz and .npy; knows nothing of rounds.
+"""Reads files of named arrays piece by piece: .npz, .npy, .safetensors; knows nothing of rounds.
 
 Nothing is ever unpickled, a file is never trusted to be as large or as small as it says, and memory
 stays at a few blocks whatever the size of the arrays.
@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
 import lzma
 import os
 import struct
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from runner import safetensors
 from runner.closing import Closing
 from runner.errors import ArrayError
-from runner.recycle import open_part
 
 BLOCK = 1 << 16
 """Elements handled at a time: what fits the processor's cache."""
 SINGLE = "array"
 """Name of the one array of an .npy file."""
-_PENDING = 64
-"""Blocks that may wait to be written."""
-_SYNC_BYTES = 16 << 20
+FORMS = ("npz", "npy", "safetensors")
+"""The formats, by the ending of a file's name."""
 _MAX_HEADER_BYTES = 10_000
 _KINDS = "fciub"
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+"""What a zip has before an entry's data; at its end the lengths of name and extra, which follow."""
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -79,12 +76,17 @@ class ArraySpec:
         """Size of the data."""
         return self.count * self.dtype.itemsize
 
+    @property
+    def averaged(self) -> bool:
+        """Whether it has numbers that can be averaged: real or complex, not whole numbers or booleans."""
+        return self.dtype.kind in "fcV"  # V: bfloat16 and the like; records are never let in
+
 
 class ArrayFile(Closing):
     """An open file of arrays; its data are read only when asked for.
 
     Args:
-        path: an .npz or .npy file; which of them is told from its content.
+        path: an .npz, .npy or .safetensors file; which of them is told from its content.
 
     Raises:
         ArrayError: there is none, or it is no such file, or has an array that can't be averaged.
@@ -93,19 +95,16 @@ class ArrayFile(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.specs: dict[str, ArraySpec] = {}
+        self.metadata: dict[str, str] = {}
+        """Of a .safetensors file, for whoever reads it."""
+        self.offsets: dict[str, int] = {}
+        """Where an array's data begin, if they lie in row order and uncompressed."""
+        self._begins: dict[str, int] = {}
         self._stack = ExitStack()
+        self._zip: zipfile.ZipFile | None = None
         try:
             self._file = self._stack.enter_context(path.open("rb"))
-            self._zip: zipfile.ZipFile | None = None
-            magic = self._file.read(4)
-            self._file.seek(0)
-            if magic == b"PK\x03\x04":
-                self._zip = self._stack.enter_context(zipfile.ZipFile(self._file))
-                self._read_entries(self._zip)
-            elif magic == npy.MAGIC_PREFIX[:4]:
-                self._take(SINGLE, self._file, os.fstat(self._file.fileno()).st_size)
-            else:
-                raise ArrayError("unreadable", f"{path.name} is neither an .npz nor an .npy file")
+            self.format = self._read_form()
         except OSError as e:
             self.close()
             raise ArrayError("unreadable", f"{path.name} can't be read: {e.strerror or e}") from e
@@ -117,14 +116,14 @@ class ArrayFile(Closing):
             raise
 
     @property
-    def format(self) -> str:
-        """``npz`` or ``npy``."""
-        return "npy" if self._zip is None else "npz"
-
-    @property
     def nbytes(self) -> int:
         """Size of all data."""
         return sum(spec.nbytes for spec in self.specs.values())
+
+    @property
+    def plain(self) -> bool:
+        """Whether all arrays lie in row order and uncompressed, so that ``offsets`` has them all."""
+        return len(self.offsets) == len(self.specs)
 
     def blocks(self, name: str) -> Iterator[NDArray[Any]]:
         """Yield an array's data in row order, as 1-D arrays of at most ``BLOCK`` elements.
@@ -135,7 +134,6 @@ class ArrayFile(Closing):
         spec = self.specs[name]
         try:
             with self._open(name) as stream:
-                _header(stream)
                 if spec.fortran:
                     data = np.frombuffer(_exactly(stream, spec.nbytes), spec.dtype)
                     flat = data.reshape(spec.shape, order="F").ravel(order="C")
@@ -145,7 +143,7 @@ class ArrayFile(Closing):
                     for start in range(0, spec.count, BLOCK):
                         count = min(BLOCK, spec.count - start)
                         yield np.frombuffer(_exactly(stream, count * spec.dtype.itemsize), spec.dtype)
-                if stream.read(1):  # also makes zipfile compare the checksum
+                if self._zip is not None and stream.read(1):  # also makes zipfile compare the checksum
                     raise ArrayError("unreadable", f"{self._called(name)} has more data than its shape")
         except OSError as e:
             raise ArrayError("unreadable", f"{self.path.name} can't be read: {e.strerror or e}") from e
@@ -157,24 +155,67 @@ class ArrayFile(Closing):
         self._stack.close()
 
     def _called(self, name: str) -> str:
-        return self.path.name if self._zip is None else f"array {name!r} in {self.path.name}"
+        return self.path.name if self.format == "npy" else f"array {name!r} in {self.path.name}"
 
     def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Return a stream at the beginning of an array's data."""
         if self._zip is None:
-            self._file.seek(0)
+            self._file.seek(self._begins[name])
             return nullcontext(self._file)
-        return self._zip.open(name + ".npy")
+        stream = self._zip.open(name + ".npy")
+        _header(stream)
+        return stream
+
+    def _read_form(self) -> str:
+        size = os.fstat(self._file.fileno()).st_size
+        magic = self._file.read(safetensors.LENGTH_BYTES + 1)
+        self._file.seek(0)
+        if magic[:4] == b"PK\x03\x04":
+            self._zip = self._stack.enter_context(zipfile.ZipFile(self._file))
+            self._read_entries(self._zip)
+            return "npz"
+        self.format = "npy"
+        if magic[:4] == npy.MAGIC_PREFIX[:4]:
+            spec = self._take(SINGLE, self._file, size)
+            self._begins[SINGLE] = self._file.tell()
+            if not spec.fortran:
+                self.offsets[SINGLE] = self._file.tell()
+            return "npy"
+        self.format = "safetensors"
+        if magic[safetensors.LENGTH_BYTES :] == b"{":
+            self._read_safetensors(size)
+            return "safetensors"
+        raise ArrayError("unreadable", f"{self.path.name} is no .npz, .npy or .safetensors file")
+
+    def _read_safetensors(self, size: int) -> None:
+        length = int.from_bytes(self._file.read(safetensors.LENGTH_BYTES), "little")
+        if length > min(safetensors.MAX_HEADER_BYTES, size):
+            raise ValueError(f"a header of {length} bytes")
+        begin = safetensors.LENGTH_BYTES + length
+        entries, self.metadata = safetensors.parse(_exactly(self._file, length), size - begin)
+        for entry in entries:
+            self.specs[entry.name] = ArraySpec(entry.name, entry.dtype, entry.shape)
+            self._begins[entry.name] = self.offsets[entry.name] = begin + entry.begin
 
     def _read_entries(self, archive: zipfile.ZipFile) -> None:
+        self.format = "npz"
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name == info.filename or name in self.specs:
                 what = "twice" if name in self.specs else "which is no .npy"
                 raise ArrayError("unreadable", f"{self.path.name} has the entry {info.filename!r}, {what}")
             with archive.open(info) as entry:
-                self._take(name, entry, info.file_size)
+                spec = self._take(name, entry, info.file_size)
+                header_bytes = entry.tell()
+            stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
+            if stored and not spec.fortran:
+                local = _LOCAL_HEADER.unpack(
+                    os.pread(self._file.fileno(), _LOCAL_HEADER.size, info.header_offset)
+                )
+                names_bytes = local[-2] + local[-1]
+                self.offsets[name] = info.header_offset + _LOCAL_HEADER.size + names_bytes + header_bytes
 
-    def _take(self, name: str, stream: IO[bytes], size: int) -> None:
+    def _take(self, name: str, stream: IO[bytes], size: int) -> ArraySpec:
         shape, fortran, dtype = _header(stream)
         spec = ArraySpec(name, dtype, shape, fortran and len(shape) > 1)
         if dtype.kind not in _KINDS or dtype.hasobject or dtype.names is not None:
@@ -184,116 +225,25 @@ class ArrayFile(Closing):
                 "unreadable", f"{self._called(name)} has {size} bytes; its shape {shape} needs another number"
             )
         self.specs[name] = spec
+        return spec
 
 
-class ArrayWriter:
-    """Writes a file of arrays under a temporary name, hashing as it goes; :meth:`commit` gives it its own.
+def read_at(fd: int, offset: int, out: NDArray[Any], name: str) -> None:
+    """Fill a 1-D array from a file, from an offset in bytes on; several threads may at once.
 
-    The same arrays give the same bytes. Leaving the ``with`` block without commit leaves no file.
-
-    Args:
-        path: where the file goes.
-        form: ``npz`` or ``npy``.
-        spare: a file to write over instead of making a new one; gone afterwards.
+    Raises:
+        ArrayError: the file, called `name`, can't be read or ends before.
     """
-
-    def __init__(self, path: Path, form: str, spare: Path | None = None) -> None:
-        self.path = path
-        self._part = path.with_name(f".{path.name}.part")
-        self._form = form
-        self._stream = _Hashing(self._part, spare)
-        self._zip = zipfile.ZipFile(self._stream, "w", zipfile.ZIP_STORED) if form == "npz" else None
-
-    def write(self, spec: ArraySpec, blocks: Iterator[NDArray[Any]]) -> None:
-        """Write one array from its blocks, in row order."""
-        header: dict[str, Any] = {
-            "descr": npy.dtype_to_descr(spec.dtype),
-            "fortran_order": False,
-            "shape": spec.shape,
-        }
-        if self._zip is None:
-            npy.write_array_header_1_0(self._stream, header)
-            for block in blocks:
-                self._stream.write(block.data)
-            return
-        info = zipfile.ZipInfo(spec.name + ".npy", date_time=(1980, 1, 1, 0, 0, 0))
-        with self._zip.open(info, "w", force_zip64=True) as entry:
-            npy.write_array_header_1_0(entry, header)
-            for block in blocks:
-                entry.write(block.data)
-
-    def commit(self) -> str:
-        """Put the file on the disk under its own name and return its SHA-256, in hex."""
-        if self._zip is not None:
-            self._zip.close()
-        self._stream.sync()
-        self._stream.close()
-        self._part.replace(self.path)
-        fd = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return self._stream.sha256.hexdigest()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._zip is not None:
-            with suppress(OSError, ValueError):  # it ends what may be half written
-                self._zip.close()
-        self._stream.close()
-        self._part.unlink(missing_ok=True)
-
-
-class _Hashing(io.RawIOBase):
-    """A file that can only be appended to; a thread of its own hashes, writes and syncs.
-
-    What is written must not be changed afterwards. The disk works while the next blocks are made, so
-    that there is little left to wait for at the end.
-    """
-
-    def __init__(self, path: Path, spare: Path | None) -> None:
-        super().__init__()
-        self.sha256 = hashlib.sha256()
-        self._file = io.FileIO(open_part(path, spare), "w")
-        self._unsynced = 0
-        self._thread = ThreadPoolExecutor(1)
-        self._pending: deque[Future[None]] = deque()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._pending.append(self._thread.submit(self._take, data))
-        if len(self._pending) > _PENDING:
-            self._pending.popleft().result()
-        return memoryview(data).nbytes
-
-    def sync(self) -> None:
-        while self._pending:
-            self._pending.popleft().result()
-        self._file.truncate()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if not self.closed:
-            self._thread.shutdown(cancel_futures=True)
-            self._file.close()
-        super().close()
-
-    def _take(self, data: Any) -> None:
-        self.sha256.update(data)
-        rest = memoryview(data).cast("B")
-        self._unsynced += rest.nbytes
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        if self._unsynced >= _SYNC_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._unsynced = 0
+    raw = out.view(np.uint8)
+    got = 0
+    try:
+        while got < raw.nbytes:
+            more = os.preadv(fd, [raw[got:].data], offset + got)
+            if not more:
+                raise ArrayError("unreadable", f"{name} was cut off while it was in use")
+            got += more
+    except OSError as e:
+        raise ArrayError("unreadable", f"{name} can't be read: {e.strerror or e}") from e
 
 
 def sha256_of(path: Path) -> str:

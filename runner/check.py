@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from runner import ownmethod
 from runner.arrays import ArrayFile
 from runner.draws import told
 from runner.errors import ArrayError, JobError, Problem
 from runner.job import PYTHON, Command, Job, LoadedJob
+from runner.optimizers import USES
 from runner.simjob import Fault, Sim
 from schemas.text import duration, size
 
@@ -18,9 +22,10 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
     """Return what would happen as (topic, text).
 
     Raises:
-        JobError: the file of initial params can't be used.
+        JobError: the file of initial params, or the job's own method, can't be used.
     """
     job = loaded.job
+    ownmethod.load(job.aggregate.method, loaded.folder, loaded.file)
     rows = [
         ("job", f"{job.name} ({loaded.file})"),
         ("rounds", f"{job.rounds}, seed {job.seed}"),
@@ -126,6 +131,7 @@ def warnings(loaded: LoadedJob) -> list[str]:
         program = command[0]
         if program != PYTHON and "/" not in program and shutil.which(program) is None:
             found.append(f"{table}.command: no program {program!r} on this machine's PATH")
+    found += _unmatched(loaded)
     if job.quorum == 1 and job.workers > 1:
         found.append("policy.quorum is 1: a single worker's weights would become the params")
     return found
@@ -148,7 +154,7 @@ def _params(loaded: LoadedJob) -> str:
             arrays = len(file.specs)
             return f"{given.file}: {arrays} array{'s' * (arrays != 1)}, {size(file.nbytes)}"
     except ArrayError as e:
-        problem = Problem("params.file", e.detail, "an .npz or .npy file of numeric arrays")
+        problem = Problem("params.file", e.detail, "an .npz, .npy or .safetensors file of numeric arrays")
         raise JobError(str(loaded.file), [problem]) from e
 
 
@@ -169,6 +175,44 @@ def _size(path: Path) -> int:
 
 
 def _aggregate(loaded: LoadedJob) -> str:
-    if loaded.job.aggregate.weighting == "uniform":
-        return "mean, all workers alike"
-    return "mean, weighted by num_samples if every survivor reports it, else all alike"
+    given = loaded.job.aggregate
+    recipe = given.recipe
+    said = recipe.method
+    weighted = recipe.method in {"mean", "geometric_median"} or ":" in recipe.method
+    if recipe.method == "trimmed_mean":
+        said += f" without {recipe.trim:.0%} at each end"
+    elif recipe.method in {"krum", "multi_krum"}:
+        said += f" against {recipe.byzantine} liars, keeping {recipe.kept(loaded.job.workers)} of the updates"
+    if not weighted or given.weighting == "uniform":
+        said += ", all workers alike"
+    else:
+        said += ", weighted by num_samples if every survivor reports it, else all alike"
+    if recipe.clip_norm is not None:
+        said += f"; updates longer than {recipe.clip_norm:g} are shortened to it"
+    if given.outlier_k is not None:
+        said += (
+            f"; updates more than {given.outlier_k:g} median deviations longer than the others' are rejected"
+        )
+    if recipe.optimizer is not None:
+        used = {name: getattr(recipe.settings, name) for name in USES[recipe.optimizer]}
+        numbers = ", ".join(f"{name} {value}" for name, value in used.items())
+        said += f"; then a step of {recipe.optimizer} ({numbers})"
+    if recipe.include != ("*",) or recipe.exclude:
+        but = f" but {', '.join(recipe.exclude)}" if recipe.exclude else ""
+        said += f"; of the arrays {', '.join(recipe.include)}{but}, the others stay as they are"
+    return said
+
+
+def _unmatched(loaded: LoadedJob) -> list[str]:
+    """Return the patterns that match no array, where the params are there already."""
+    file = loaded.job.params.file
+    given = loaded.job.aggregate
+    if file is None:
+        return []
+    with suppress(ArrayError), ArrayFile(loaded.folder / file) as params:
+        return [
+            f"aggregate: the pattern {pattern!r} matches no array of {file}"
+            for pattern in (*given.include, *given.exclude)
+            if not any(fnmatchcase(name, pattern) for name in params.specs)
+        ]
+    return []

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import trio
 
 from runner.errors import TransferError
 from runner.job import Command
-from runner.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,22 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: its exit code (negative: the signal), and the sizes of regular files it left."""
+    """How a command ended: its exit code (negative: the signal), and the sizes of regular files it left.
 
-    exit_code: int
-    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+    Of a command that stays, the exit code is None, the sizes, too, and ``report`` is what it said of itself.
+    """
+
+    exit_code: int | None
+    sizes_bytes: Mapping[str, int] | None = field(default_factory=dict)
+    report: Any = None
+
+
+class Sink(Protocol):
+    """Takes what a command prints."""
+
+    def write(self, chunk: bytes) -> None:
+        """Take some of it."""
+        ...
 
 
 class Connection(Protocol):
@@ -55,9 +68,10 @@ class Connection(Protocol):
         command: Command,
         *,
         env: Mapping[str, str],
-        output: Output,
+        output: Sink,
         remove: Sequence[str] = (),
         expect: Sequence[str] = (),
+        stdin: trio.MemoryReceiveChannel[bytes] | None = None,
     ) -> Ended:
         """Run a command in the worker's folder to its end; what it started ends with it.
 
@@ -67,6 +81,7 @@ class Connection(Protocol):
             output: takes stdout and stderr.
             remove: files to delete before the command starts, where they exist.
             expect: files whose sizes are wanted afterwards, where they exist.
+            stdin: what the command reads, until it is closed; None: nothing.
 
         Raises:
             CommandError: it could not be started.

@@ -6,14 +6,14 @@ import os
 import platform
 import socket
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import trio
+from threadpoolctl import threadpool_limits
 
-from runner.aggregate import Contribution, mean
+from runner import ownmethod
 from runner.arrays import ArrayFile, sha256_of
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
@@ -25,12 +25,12 @@ from runner.output import Output
 from runner.own import OwnCommands
 from runner.past import Past, Try, replay
 from runner.recorder import Recorder
-from runner.recycle import set_aside
-from runner.rounds import CurrentParams, Delivery, RoundRun
+from runner.rounds import RoundRun
 from runner.runfolder import RunFolder
-from runner.simtime import in_thread, simulated, stop_point
+from runner.serverstep import CurrentParams, ServerStep
+from runner.simtime import in_thread
 from runner.transports import local
-from schemas.events import Aggregate, RoundEnd, RoundStart, RunEnd, RunResume, RunStart
+from schemas.events import RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
 _PACKAGES = ("roundlog", "numpy", "trio", "orjson", "msgspec")
 
@@ -72,6 +72,8 @@ class Coordinator:
         self._params: CurrentParams | None = None  # until the initial ones are made
         self._past = past
         self._course = _course(self._job)
+        combine = ownmethod.load(self._job.aggregate.method, loaded.folder, loaded.file)
+        self._step = ServerStep(loaded, folder, recorder, combine)
         self.interrupted_by = "cancelled"
 
     async def run(self) -> Result:
@@ -94,7 +96,11 @@ class Coordinator:
                     await self._begin(own)
                 else:
                     await self._resume(self._past, own)
-                finish = await self._rounds(own)
+                with threadpool_limits(1, user_api="blas"):  # its threads would slow the workers
+                    async with trio.open_nursery() as self._fleet.nursery:
+                        finish = await self._rounds(own)
+                        with trio.CancelScope(shield=True):
+                            await self._fleet.close()
         except BaseException as e:
             error = leaf(e)
             if isinstance(error, trio.Cancelled):
@@ -161,16 +167,14 @@ class Coordinator:
         """Go on where the log ends: replay it, verify the params, end what was left running."""
         ended = await in_thread(local.end_marked, self._folder.run)
         path = self._folder.log.parent / str(past.params_path)
-        try:
-            sha256 = await in_thread(sha256_of, path)
-            with ArrayFile(path) as file:
-                specs = dict(file.specs)
-        except OSError as e:
-            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
-        if sha256 != past.params_sha256:
-            raise RunError(f"{path}: these are not the params the log tells of (their SHA-256 differs)")
+        await self._verify(path, past.params_sha256)
+        with ArrayFile(path) as file:
+            specs = dict(file.specs)
+        for name, expected in past.state_sha256.items():
+            await self._verify(self._folder.log.parent / name, expected)
         unfinished = replay(self._course, past.tries)
-        self._params = CurrentParams(path, sha256, specs)
+        state = self._step.state_files(self._course.number)
+        self._params = CurrentParams(path, str(past.params_sha256), specs, state)
         found = "a broken tail" if past.broken_bytes else past.status or "no run_end"
         event = RunResume(
             session=past.session + 1,
@@ -189,6 +193,15 @@ class Coordinator:
         if unfinished is not None:
             await self._finish(*unfinished, own)
 
+    async def _verify(self, path: Path, expected: str | None) -> None:
+        """See that a file is the one the log tells of."""
+        try:
+            sha256 = await in_thread(sha256_of, path)
+        except OSError as e:
+            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
+        if sha256 != expected:
+            raise RunError(f"{path}: this is not the file the log tells of (its SHA-256 differs)")
+
     async def _finish(self, tried: Try, verdict: Verdict, own: OwnCommands) -> None:
         """End a round that was aggregated but not ended; what may be missing of it is its evaluation."""
         if not tried.evaluated:
@@ -206,7 +219,7 @@ class Coordinator:
     async def _rounds(self, own: OwnCommands) -> Result:
         while isinstance(begin := self._course.next(), Begin):
             await self._round(begin, self._current(), own)
-            self._keep_newest()
+            self._step.keep_newest(self._course.number, self._current())
             if self._folder.stop.exists():
                 self._folder.stop.unlink()
                 self._course.stop("asked to stop")
@@ -234,11 +247,10 @@ class Coordinator:
             workers_us = self._recorder.now_us() - began
             failure = verdict.reason
             if failure is None:
-                new, failure = await self._aggregate(
-                    begin.number, params, execution.deliveries, verdict.survivors
-                )
-                if new is not None:
-                    self._params, survivors = new, len(verdict.survivors)
+                stepped = await self._step.take(begin.number, params, execution.deliveries, verdict)
+                failure, verdict = stepped.failure, stepped.verdict
+                if stepped.params is not None:
+                    self._params, survivors = stepped.params, len(verdict.survivors)
             given_up = self._course.ended(verdict, failure, workers_us / 1e6)
             if failure is None:
                 await own.evaluate(begin.number, self._current())
@@ -259,53 +271,6 @@ class Coordinator:
             )
             self._recorder.emit(end, round=begin.number, since_us=began)
         await self._recorder.flush()
-
-    async def _aggregate(
-        self,
-        number: int,
-        params: CurrentParams,
-        deliveries: dict[int, Delivery],
-        survivors: tuple[int, ...],
-    ) -> tuple[CurrentParams | None, str | None]:
-        """Make new params; return them, or why there are none."""
-        began = self._recorder.now_us()
-        weighting, contributions = weigh(deliveries, survivors, self._job.aggregate.weighting)
-        if simulated():
-            contributions = merged(contributions)
-        target = self._folder.params(number + 1, params.form)
-        event = partial(
-            Aggregate,
-            num_workers=len(survivors),
-            ranks=list(survivors),
-            method=self._job.aggregate.method,
-            weighting=weighting,
-        )
-        none = partial(event, weight_norm=None, delta_norm=None, params_sha256=None, params_path=None)
-        try:
-            made = await in_thread(mean, params.path, contributions, target, stop_point(), self._folder.spare)
-        except (ArrayError, OSError) as e:
-            self._recorder.emit(none(error=str(e)), round=number, since_us=began)
-            return None, f"no aggregate: {e}"
-        except trio.Cancelled:
-            self._recorder.emit(none(error="cancelled"), round=number, since_us=began)
-            raise
-        done = event(
-            weight_norm=made.weight_norm,
-            delta_norm=made.delta_norm,
-            params_sha256=made.sha256,
-            params_path=self._recorder.relative(target),
-        )
-        self._recorder.emit(done, round=number, since_us=began)
-        await self._recorder.flush()
-        return CurrentParams(target, made.sha256, params.specs), None
-
-    def _keep_newest(self) -> None:
-        form = self._current().form
-        old = self._course.number - self._job.params.keep
-        if old >= 0:
-            path = self._folder.params(old, form)
-            if not set_aside(path, self._folder.spare):
-                path.unlink(missing_ok=True)
 
 
 def _course(job: Job) -> Course:
@@ -328,29 +293,3 @@ def _course(job: Job) -> Course:
         deadline=deadline,
         stop_on_loss=job.policy.on_loss == "stop",
     )
-
-
-def merged(contributions: list[Contribution]) -> list[Contribution]:
-    """Return what simulated workers contribute, each file once: many of them share one, under many names."""
-    found: dict[int, Contribution] = {}
-    for one in contributions:
-        inode = one.path.stat().st_ino
-        weight = one.weight + (found[inode].weight if inode in found else 0.0)
-        found[inode] = Contribution(found[inode].rank if inode in found else one.rank, one.path, weight)
-    return list(found.values())
-
-
-def weigh(
-    deliveries: dict[int, Delivery], survivors: tuple[int, ...], weighting: str
-) -> tuple[str, list[Contribution]]:
-    """Return how the survivors are weighted, and what each contributes, in rank order.
-
-    With ``num_samples`` each counts by its samples, if all of them told theirs; else all count alike.
-    """
-    samples = [deliveries[rank].num_samples for rank in survivors]
-    if weighting == "uniform" or any(count is None for count in samples):
-        return "uniform", [Contribution(rank, deliveries[rank].path, 1.0) for rank in survivors]
-    return "num_samples", [
-        Contribution(rank, deliveries[rank].path, count or 0.0)
-        for rank, count in zip(survivors, samples, strict=True)
-    ]

@@ -12,6 +12,7 @@ from runner.errors import TransferError, WorkerError
 from runner.job import LoadedJob
 from runner.output import Output
 from runner.recorder import Recorder
+from runner.resident import Resident
 from runner.runfolder import RunFolder
 from runner.traced import TracedConnection
 from schemas.events import WorkerDown, WorkerUp
@@ -50,6 +51,8 @@ class Fleet:
         self.recorder = recorder
         self._connect = connect
         self._workers: dict[int, Worker] = {}
+        self.nursery: trio.Nursery | None = None
+        """Where resident commands run."""
 
     def worker(self, rank: int) -> Worker:
         """Return a worker."""
@@ -69,6 +72,8 @@ class Fleet:
         if worker.connection is None:
             try:
                 worker.connection = await self._connect(rank)
+                if self.nursery is not None and self.loaded.job.train.resident:
+                    worker.connection = Resident(worker.connection, self.nursery)
             except WorkerError as e:
                 self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
                 raise

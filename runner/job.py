@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from runner import ownmethod
+from runner.arrays import sha256_of
 from runner.draws import Draw
+from runner.optimizers import DEFAULTS, Settings
+from runner.recipe import METHODS, Recipe
 from runner.simjob import DRAWN, Sim
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -26,8 +30,18 @@ SHARD = "{shard}"
 """Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
 
 COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
+ROUNDS_HERE = "{rounds}"
+"""As a file to send: :data:`ROUNDS`."""
+ROUNDS = Path(__file__).parent / "scaffold" / "roundlog_rounds.py"
+"""Takes a Python script through its rounds."""
+
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
+_METHOD = ", ".join(f'"{name}"' for name in METHODS) + ' or "module:function", your own beside the job file'
+_PATTERNS = 'a list of patterns of array names, such as ["*.running_mean"]'
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,11 +54,12 @@ class FileEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the initial params come about: a file, or a command that writes one."""
 
-    file: Annotated[Text | None, Meta(description="path of an .npz or .npy file")] = None
+    file: Annotated[Text | None, Meta(description="path of an .npz, .npy or .safetensors file")] = None
     command: Annotated[Command | None, Meta(description=COMMAND)] = None
-    format: Annotated[Literal["npz", "npy"], Meta(description='"npz" or "npy": what the command writes')] = (
-        "npz"
-    )
+    format: Annotated[
+        Literal["npz", "npy", "safetensors"],
+        Meta(description='"npz", "npy" or "safetensors": what the command writes'),
+    ] = "npz"
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
     keep: Annotated[
@@ -65,6 +80,9 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[FileEntry | Text, ...],
         Meta(description='a list of paths ("{rank}" stands for the worker) or tables {source=, target=}'),
     ] = ()
+    resident: Annotated[
+        bool, Meta(description="true or false: whether the command stays and reads a line a round")
+    ] = False
     retries: Annotated[
         int, Meta(ge=0, description="a whole number, 0 or more: tries after a failed command, in a round")
     ] = 0
@@ -84,10 +102,44 @@ class Evaluate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Aggregate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How weights become the new params."""
 
-    method: Annotated[Literal["mean"], Meta(description='"mean"')] = "mean"
+    method: Annotated[str, Meta(description=_METHOD)] = "mean"
     weighting: Annotated[
         Literal["num_samples", "uniform"], Meta(description='"num_samples" (when given) or "uniform"')
     ] = "num_samples"
+    include: Annotated[tuple[Text, ...], Meta(description=_PATTERNS)] = ("*",)
+    exclude: Annotated[tuple[Text, ...], Meta(description=_PATTERNS)] = ()
+    trim: Annotated[float | None, Meta(description="a share of the workers, 0.0 to below 0.5")] = None
+    byzantine: Annotated[Natural | None, Meta(description="a whole number, 0 or more")] = None
+    keep: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a whole number, 1 or more")] = None
+    clip_norm: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    outlier_k: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    optimizer: Annotated[
+        Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] | None,
+        Meta(description=", ".join(f'"{name}"' for name in DEFAULTS)),
+    ] = None
+    learning_rate: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    momentum: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    beta_1: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    beta_2: Annotated[Decay | None, Meta(description="a number from 0.0 to below 1.0")] = None
+    tau: Annotated[Positive | None, Meta(description="a number above 0")] = None
+    bias_correction: Annotated[bool | None, Meta(description="true or false")] = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """All of it, with the defaults of the optimizer filled in."""
+        settings = DEFAULTS[self.optimizer or "fedavgm"]
+        given = {name: getattr(self, name) for name in Settings.__slots__}
+        return Recipe(
+            method=self.method,
+            trim=0.1 if self.trim is None else self.trim,
+            byzantine=self.byzantine or 0,
+            keep=self.keep,
+            clip_norm=self.clip_norm,
+            optimizer=self.optimizer,
+            settings=replace(settings, **{name: value for name, value in given.items() if value is not None}),
+            include=self.include,
+            exclude=self.exclude,
+        )
 
 
 class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,7 +244,10 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         return described
 
     def sent_sha256(self) -> dict[str, str]:
-        """Return the hash of each file that is sent or drawn from, by its path relative to the job file.
+        """Return the hash of each file that matters, by its path relative to the job file.
+
+        Those are the files that are sent, those that are drawn from and, if there is one, that of the
+        user's own method.
 
         Raises:
             OSError: one can't be read.
@@ -200,13 +255,16 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: dict[str, str] = {}
         for rank in range(self.job.total_nodes):
             for source, _ in self.files_for(rank, rank % self.job.workers):
-                name = os.path.relpath(source, self.folder)
+                name = ROUNDS_HERE if source == ROUNDS else os.path.relpath(source, self.folder)
                 if name not in found:
-                    found[name] = _sha256(source)
+                    found[name] = sha256_of(source)
         for key in DRAWN if self.job.sim is not None else ():
             draw = getattr(self.job.sim, key)
             if isinstance(draw, Draw) and draw.empirical is not None:
-                found[draw.empirical] = _sha256(self.folder / draw.empirical)
+                found[draw.empirical] = sha256_of(self.folder / draw.empirical)
+        own = ownmethod.source(self.job.aggregate.method, self.folder)
+        if own is not None:
+            found[os.path.relpath(own, self.folder)] = sha256_of(own)
         return found
 
     def files_for(self, rank: int, shard: int) -> list[tuple[Path, PurePosixPath]]:
@@ -218,7 +276,7 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: list[tuple[Path, PurePosixPath]] = []
         for entry in self.job.train.files:
             given = entry if isinstance(entry, FileEntry) else FileEntry(source=entry)
-            source = self.folder / named(given.source, rank, shard)
+            source = ROUNDS if given.source == ROUNDS_HERE else self.folder / named(given.source, rank, shard)
             name = given.target or source.name
             target = PurePosixPath(named(name, rank, shard))
             if source.is_dir():
@@ -230,11 +288,6 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
             else:
                 found.append((source, target))
         return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def named(name: str, rank: int, shard: int) -> str:

@@ -16,10 +16,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runner import simjob
+from runner.arrays import FORMS
 from runner.errors import JobError, Problem
-from runner.job import COMMAND, RANK, SHARD, FileEntry, Job, LoadedJob, named
+from runner.job import COMMAND, RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
+from runner.optimizers import USES, Settings
+from runner.recipe import METHODS
 
 _SHOWN = 60
+_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -157,6 +161,10 @@ def _show(value: Any) -> str:
     return f"received {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
 
 
+def _hints(cls: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
 def _there(path: Path, test: Callable[[Path], bool]) -> bool:
     try:
         return test(path)
@@ -200,7 +208,7 @@ class _Check:
 
     def table(self, raw: Any, cls: type[Struct], prefix: str) -> None:
         """Check the types and ranges of one table, key by key."""
-        hints = get_type_hints(cls, include_extras=True)
+        hints = _hints(cls)
         for key in raw:
             if key not in hints:
                 near = difflib.get_close_matches(key, hints, 1)
@@ -238,6 +246,7 @@ class _Check:
         for key in ("quorum", "close_at"):
             self._count(f"policy.{key}", self._part(raw, "policy").get(key), raw.get("workers"))
         self._deadlines(self._part(raw, "deadlines"))
+        self._aggregate(self._part(raw, "aggregate"), raw.get("workers"))
         for table in ("params", "train", "evaluate"):
             part = self._part(raw, table)
             self._command(f"{table}.command", part.get("command"))
@@ -272,6 +281,7 @@ class _Check:
             ("train", "command", "the training is simulated"),
             ("params", "command", "params.file, or params made up"),
             ("evaluate", "command", "there is nothing to measure"),
+            ("train", "resident", "no command stays"),
             ("deadlines", "idle_s", "a simulated command prints nothing"),
         ):
             if name in self._part(raw, table):
@@ -292,12 +302,14 @@ class _Check:
             self.add(
                 "params",
                 "both file and command" if ways else "neither file nor command",
-                "exactly one of: file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+                "exactly one of: file (path of an .npz, .npy or .safetensors file), "
+                "command (writes $ROUNDLOG_PARAMS)",
             )
         elif ways == ["file"]:
             file = folder / params["file"]
-            if file.suffix not in {".npz", ".npy"}:
-                self.add("params.file", _show(params["file"]), "a path that ends in .npz or .npy")
+            if file.suffix.removeprefix(".") not in FORMS:
+                ends = " or ".join(f".{form}" for form in FORMS)
+                self.add("params.file", _show(params["file"]), f"a path that ends in {ends}")
             elif not _there(file, Path.is_file):
                 self.add("params.file", f"no such file: {str(file)!r}", "a file that exists")
 
@@ -321,6 +333,29 @@ class _Check:
         known = isinstance(floor, int | float) and isinstance(ceiling, int | float)
         if known and floor > ceiling:
             self.add("deadlines.auto_floor_s", _show(floor), f"at most auto_ceiling_s, which is {ceiling}")
+
+    def _aggregate(self, given: dict[str, Any], workers: Any) -> None:
+        method, optimizer = given.get("method", "mean"), given.get("optimizer")
+        if "aggregate.method" not in self.wrong and method not in METHODS and not _OWN.match(method):
+            self.add("aggregate.method", _show(method), _allowed(_hints(Aggregate)["method"]))
+        of_methods = {"trim": ("trimmed_mean",), "byzantine": ("krum", "multi_krum"), "keep": ("multi_krum",)}
+        for key, methods in of_methods.items():
+            if key in given and method not in methods:
+                only = " or ".join(f'"{name}"' for name in methods)
+                shown = f"{_show(given[key])} with method {method!r}"
+                self.add(f"aggregate.{key}", shown, f"only with {only}")
+        for key in Settings.__slots__:
+            if key in given and key not in USES.get(str(optimizer), ()):
+                having = ", ".join(f'"{name}"' for name, keys in USES.items() if key in keys)
+                shown = f"{_show(given[key])} with optimizer {optimizer!r}"
+                self.add(f"aggregate.{key}", shown, f"only with one of {having}")
+        trim, liars = given.get("trim", 0.1), given.get("byzantine", 0)
+        if "aggregate.trim" not in self.wrong and not 0 <= trim < 0.5:
+            self.add("aggregate.trim", _show(trim), _allowed(_hints(Aggregate)["trim"]))
+        known = not {"aggregate.byzantine", "workers"} & self.wrong and isinstance(workers, int)
+        if known and liars and workers < 2 * liars + 3:
+            said = f"{_show(liars)} with {workers} workers"
+            self.add("aggregate.byzantine", said, f"2 x byzantine + 3 workers or more: {2 * liars + 3}")
 
     def _command(self, key: str, command: Any) -> None:
         if key not in self.wrong and isinstance(command, list) and not command:
@@ -347,7 +382,8 @@ class _Check:
         for number, entry in enumerate(files):
             given = FileEntry(source=entry) if isinstance(entry, str) else msgspec.convert(entry, FileEntry)
             key = f"train.files[{number}]"
-            name = given.target or PurePosixPath(given.source).name
+            ours = given.source == ROUNDS_HERE
+            name = given.target or (ROUNDS.name if ours else PurePosixPath(given.source).name)
             target = PurePosixPath(name)
             if target.is_absolute() or ".." in target.parts or not target.parts or "\0" in name:
                 self.add(key, f"target {name!r}", "a relative path inside the worker's folder")
@@ -359,6 +395,8 @@ class _Check:
             wanted = {named(given.source, rank, rank) for rank in range(sum(counts))}
             if SHARD in given.source and RANK not in given.source:
                 wanted = {named(given.source, shard, shard) for shard in range(counts[0])}
+            if ours:
+                wanted = set()
             missing = sorted(path for path in wanted if not _there(folder / path, Path.exists))
             if missing:
                 others = f" (nor {len(missing) - 1} more of them)" if len(missing) > 1 else ""

@@ -35,15 +35,15 @@ def read(path: Path) -> Report:
     if len(text) > MAX_BYTES:
         return Report(error=TOO_LARGE)
     try:
-        raw = json.loads(text)
+        return taken(json.loads(text))
     except (ValueError, RecursionError) as e:
         return Report(error=f"not JSON: {e}")
+
+
+def taken(raw: Any) -> Report:
+    """Take what should be an object of numbers, ``num_samples`` among them where there is one."""
     if not isinstance(raw, dict):
         return Report(error="not a JSON object of numbers")
-    return _taken(raw)
-
-
-def _taken(raw: dict[str, Any]) -> Report:
     values: dict[str, float] = {}
     wrong: list[str] = []
     for name, value in raw.items():

@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from runner.aggregate import adopt
+from runner import metrics
 from runner.connection import Ended
 from runner.errors import WorkerError
 from runner.fleet import Fleet
 from runner.job import Command, environment
 from runner.output import Output
-from runner.rounds import CurrentParams, emit_metrics
+from runner.rounds import emit_metrics
+from runner.serverstep import CurrentParams
 from runner.simtime import in_thread
 from runner.traced import TracedConnection
 from runner.transports.local import LocalConnection
+from runner.weights import adopt
 
 _MADE_UP = 64
 """How many numbers the params have that are made up for a simulation."""
@@ -101,7 +103,7 @@ class OwnCommands:
         try:
             ended = await self._traced(evaluate.command, env, number, evaluate.timeout_s)
             if ended.exit_code == 0 and report.is_file() and not report.is_symlink():
-                emit_metrics(self._recorder, report, number, None)
+                emit_metrics(self._recorder, metrics.read(report), number, None)
         except WorkerError:
             pass  # the exec event has it
         finally:
@@ -118,7 +120,7 @@ class OwnCommands:
             self._output.end()
 
     async def _adopt(self, source: Path) -> CurrentParams:
-        target = self._folder.params(0, "npy" if source.suffix == ".npy" else "npz")
+        target = self._folder.params(0, source.suffix[1:])
         sha256, specs = await in_thread(adopt, source, target)
         return CurrentParams(target, sha256, specs)
 

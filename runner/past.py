@@ -39,6 +39,7 @@ class Past:
         job: as run_start has it.
         params_path: the newest params, relative to the log.
         params_sha256: their hash.
+        state_sha256: files of the optimizer's state, relative to the log, and their hashes.
         tries: of rounds, in order.
         seq: of the last event.
         t_us: its time.
@@ -54,6 +55,7 @@ class Past:
     job: dict[str, Any]
     params_path: str | None
     params_sha256: str | None
+    state_sha256: dict[str, str] = field(default_factory=dict)
     tries: list[Try] = field(default_factory=list)
     seq: int = -1
     t_us: int = 0
@@ -135,7 +137,7 @@ def read(log: Path) -> Past:
             past = _begin(log, event)
             _take(past, event)
         else:
-            _take(past, event)
+            _take(past, _whole(log, event))
         offset += len(line)
     if past is None:
         raise RunError(f"{log}: nothing to resume: no whole event is in it; start the job anew")
@@ -159,13 +161,19 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def _begin(log: Path, event: dict[str, Any]) -> Past:
     if event.get("v") != VERSION or event.get("kind") != "run_start":
         raise RunError(f"{log}: not a log this version can resume: it has to begin with a run_start of v 1")
-    job = event["job"]
-    if event.get("overflow_path"):
-        try:
-            job = orjson.loads((log.parent / event["overflow_path"]).read_bytes())["job"]
-        except (OSError, orjson.JSONDecodeError, KeyError) as e:
-            raise RunError(f"{log}: can't read the job in {event['overflow_path']}") from e
+    job = _whole(log, event)["job"]
     return Past(event["run"], job, event["params_path"], event["params_sha256"])
+
+
+def _whole(log: Path, event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event as it was before it was shortened to fit a line."""
+    if not event.get("overflow_path"):
+        return event
+    try:
+        whole = orjson.loads((log.parent / event["overflow_path"]).read_bytes())
+    except (OSError, orjson.JSONDecodeError) as e:
+        raise RunError(f"{log}: can't read the rest of an event in {event['overflow_path']}") from e
+    return {**event, **whole}
 
 
 def _take(past: Past, event: dict[str, Any]) -> None:
@@ -184,6 +192,7 @@ def _take(past: Past, event: dict[str, Any]) -> None:
         case "aggregate" if event["error"] is None:
             past.tries[-1].aggregate = event
             past.params_path, past.params_sha256 = event["params_path"], event["params_sha256"]
+            past.state_sha256 = event.get("state_sha256") or {}
         case "metric" if event["rank"] is None:
             past.tries[-1].evaluated = True
         case "reject" if event["reason"] == "late":

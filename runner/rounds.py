@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,8 +12,6 @@ from typing import Any
 import trio
 
 from runner import metrics
-from runner.aggregate import check_weights, max_weights_bytes
-from runner.arrays import ArraySpec
 from runner.course import Begin
 from runner.decide import (
     Action,
@@ -42,8 +39,10 @@ from runner.errors import (
 from runner.fleet import Fleet
 from runner.job import environment
 from runner.recorder import Recorder
+from runner.serverstep import CurrentParams, Delivery
 from runner.simtime import in_thread, instants, simulated, stop_point
 from runner.traced import TracedConnection
+from runner.weights import Checked, check_weights, max_weights_bytes
 from schemas.events import Metric, Reject
 
 _SAID = {
@@ -56,29 +55,6 @@ _SAID = {
 _MAY_END = frozenset({Said.ACCEPTED, Said.FAILED})
 """What may end a round: a delivery or a failure more."""
 _LONGEST_REST_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentParams:
-    """The params a round pushes."""
-
-    path: Path
-    sha256: str
-    specs: Mapping[str, ArraySpec]
-
-    @property
-    def form(self) -> str:
-        """``npz`` or ``npy``."""
-        return self.path.suffix[1:]
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What one worker handed back."""
-
-    path: Path
-    metrics_bytes: int | None = None
-    num_samples: float | None = None
 
 
 class RoundRun:
@@ -115,7 +91,7 @@ class RoundRun:
         self._alarms: list[trio.CancelScope] = []
         self._over = trio.Event()
         self._simulated = simulated()
-        self._checked: dict[int, ArrayError | None] = {}
+        self._checked: dict[int, Checked | ArrayError] = {}
         self._heard: list[tuple[float, Said | Alarm, Failure | None]] = []
         self.deliveries: dict[int, Delivery] = {}
 
@@ -265,15 +241,20 @@ class RoundRun:
             )
         finally:
             worker.output.end()
-        if ended.exit_code != 0:
+        if ended.exit_code:
             raise WorkerError(f"the training command ended with exit code {ended.exit_code}")
+        path = self._folder.incoming(rank, self._names["weights"])
+        if ended.sizes_bytes is None:  # of a command that stays; the pull will see
+            self.deliveries[rank] = delivery = Delivery(path)
+            if ended.report is not None:
+                delivery.num_samples = self._told(rank, metrics.taken(ended.report))
+            return
         size = ended.sizes_bytes.get(self._names["weights"])
         limit = max_weights_bytes(self._params.specs)
         if size is None:
             raise self._reject(rank, "missing", "the command ended well but wrote no file $ROUNDLOG_WEIGHTS")
         if size > limit:
             raise self._reject(rank, "unreadable", f"{size} bytes; these params need {limit} at most")
-        path = self._folder.incoming(rank, self._names["weights"])
         self.deliveries[rank] = Delivery(path, ended.sizes_bytes.get(self._names["metrics"]))
 
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
@@ -293,32 +274,41 @@ class RoundRun:
                 await traced.pull(
                     self._names["metrics"], report, max_bytes=metrics.MAX_BYTES, timeout_s=timeout_s
                 )
-                delivery.num_samples = emit_metrics(self._recorder, report, self._number, rank)
+                delivery.num_samples = self._told(rank, metrics.read(report))
             finally:
                 report.unlink(missing_ok=True)
 
     async def _check(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - likewise
-        path = self.deliveries[rank].path
+        delivery = self.deliveries[rank]
         try:
             if self._simulated:
-                self._check_once(path)
+                delivery.checked = self._check_once(delivery.path)
             else:
-                await in_thread(check_weights, path, self._params.specs, stop_point())
+                delivery.checked = await in_thread(
+                    check_weights, delivery.path, self._params.path, stop_point()
+                )
         except ArrayError as e:
             raise self._reject(rank, e.reason, e.detail) from e
+        except OSError as e:
+            raise self._reject(rank, "unreadable", f"can't be written anew: {e.strerror}") from e
 
-    def _check_once(self, path: Path) -> None:
+    def _told(self, rank: int, report: metrics.Report) -> float | None:
+        """Put a worker's metrics into the log, and return its ``num_samples``."""
+        emit_metrics(self._recorder, report, self._number, rank)
+        return report.num_samples
+
+    def _check_once(self, path: Path) -> Checked:
         """Check weights that many simulated workers share, under names of their own, only once."""
         inode = path.stat().st_ino
         if inode not in self._checked:
-            self._checked[inode] = None
             try:
-                check_weights(path, self._params.specs)
+                self._checked[inode] = check_weights(path, self._params.path)
             except ArrayError as e:
                 self._checked[inode] = e
-        error = self._checked[inode]
-        if error is not None:
-            raise ArrayError(error.reason, error.detail)
+        found = self._checked[inode]
+        if isinstance(found, ArrayError):
+            raise ArrayError(found.reason, found.detail)
+        return found
 
     def _reject(self, rank: int, reason: Any, detail: str) -> RejectedError:
         self._emit_reject(rank, reason, detail)
@@ -352,9 +342,7 @@ def _kind(error: WorkerError, step: Step) -> Failure:
     return Failure.DEADLINE if isinstance(error, DeadlineError) else Failure.COMMAND
 
 
-def emit_metrics(recorder: Recorder, path: Path, round: int, rank: int | None) -> float | None:
-    """Put a metrics file into the log, and return its ``num_samples``."""
-    report = metrics.read(path)
+def emit_metrics(recorder: Recorder, report: metrics.Report, round: int, rank: int | None) -> None:
+    """Put what a command reported into the log."""
     event = Metric(values=report.values, num_samples=report.num_samples, error=report.error)
     recorder.emit(event, round=round, rank=rank)
-    return report.num_samples

@@ -57,6 +57,10 @@ class RunFolder:
         """Return the params that round `number` pushes."""
         return self.folder / f"params-{number:04}.{form}"
 
+    def state(self, number: int, slot: str) -> Path:
+        """Return one part of what the optimizer remembers when round `number` begins."""
+        return self.folder / f"state-{number:04}-{slot}.npz"
+
     @property
     def spare(self) -> Path:
         """A params file that is kept no longer, to be written over by the next ones."""

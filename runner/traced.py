@@ -196,5 +196,5 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _exit_error(code: int) -> str | None:
-    return None if code == 0 else f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+def _exit_error(code: int | None) -> str | None:
+    return None if not code else f"ended by signal {-code}" if code < 0 else f"exit code {code}"

@@ -203,11 +203,13 @@ RejectReason = Literal[
     "nonfinite",
     "unreadable",
     "num_samples",
+    "outlier",
     "late",
     "deadline",
 ]
 """Why weights were kept out; ``missing`` and ``unexpected`` are said of a file or of an array in it,
-``late`` of workers that were not waited for, ``deadline`` of those that took longer than the round may."""
+``outlier`` of an update far longer than the others', ``late`` of workers that were not waited
+for, ``deadline`` of those that took longer than the round may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +238,33 @@ class Aggregate(Finished):
     kind: ClassVar[str] = "aggregate"
     num_workers: Annotated[Count, Doc(description="workers whose weights entered")]
     ranks: Annotated[list[int], Doc(description="which, in the order in which they were averaged")]
-    method: Annotated[str, Doc(description="mean, ...")]
+    method: Annotated[str, Doc(description="how weights were combined: mean, median, ...")]
     weighting: Annotated[str, Doc(description="num_samples or uniform")]
     weight_norm: Annotated[NonNegative | None, Doc(description="L2 norm of the new params")]
     delta_norm: Annotated[NonNegative | None, Doc(description="L2 norm of new minus old params")]
     params_sha256: Annotated[Sha256 | None, Doc(description="of the new file of params")]
     params_path: Annotated[str | None, Doc(description="that file, relative to the log")]
     error: Annotated[str | None, Doc(description="why it failed; null when it did not")] = None
+    optimizer: Annotated[
+        str | None, Doc(description="server optimizer: fedadam, ...; null: the average is the new params")
+    ] = None
+    shares: Annotated[
+        list[float] | None, Doc(description="how much each of ranks counted; of a mean they sum to 1")
+    ] = None
+    update_norms: Annotated[
+        list[float | None] | None, Doc(description="L2 norm of weights minus params, for each of ranks")
+    ] = None
+    cosines: Annotated[
+        list[float | None] | None,
+        Doc(description="cosine of each one's update to the combined one; null where one of them is 0"),
+    ] = None
+    clipped: Annotated[
+        list[int] | None, Doc(description="whose updates were shortened to the job's clip_norm")
+    ] = None
+    state_sha256: Annotated[
+        dict[str, Sha256] | None,
+        Doc(description="the optimizer's state: files, relative to the log, and their hashes"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ def _transfer(event: Mapping[str, Any]) -> str:
 
 def _exec(event: Mapping[str, Any]) -> str:
     code = event.get("exit_code")
-    ended = "no exit code" if code is None else f"exit {code}"
+    ended = ("no exit code" if event.get("error") else "stays") if code is None else f"exit {code}"
     said = event.get("output_tail")
     return f"{ended}  {duration(event.get('duration_s'))}" + (f"  {said}" if said else "")
 

@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runner import aggregate
-from runner.aggregate import Aggregated, Contribution, adopt, check_weights, max_weights_bytes, mean
-from runner.arrays import BLOCK, ArrayFile, ArraySpec
+from runner import aggregate as aggregating
+from runner.aggregate import Aggregated, Contribution, aggregate
+from runner.arrays import BLOCK, ArrayFile
 from runner.errors import ArrayError
+from runner.tiles import Plain
+from runner.weights import adopt, check_weights, max_weights_bytes
 
 PARAMS = {
     "w": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -31,19 +33,22 @@ def save(path: Path, **arrays: np.ndarray) -> Path:
     return path
 
 
-def specs(folder: Path, **arrays: np.ndarray) -> dict[str, ArraySpec]:
-    with ArrayFile(save(folder / "specs.npz", **arrays)) as file:
-        return dict(file.specs)
+def params(folder: Path, **arrays: np.ndarray) -> Path:
+    return save(folder / "params.npz", **arrays)
+
+
+def contribution(rank: int, path: Path, weight: float) -> Contribution:
+    return Contribution(rank, Plain.of(path), weight)
 
 
 def averaged(folder: Path, weights: list[dict[str, np.ndarray]], shares: list[float], old=None) -> Aggregated:
     """Average into ``new.npz``."""
     before = save(folder / "old.npz", **(old or {k: np.zeros_like(v) for k, v in weights[0].items()}))
     given_ = [
-        Contribution(rank, save(folder / f"{rank}.npz", **arrays), share)
+        contribution(rank, save(folder / f"{rank}.npz", **arrays), share)
         for rank, (arrays, share) in enumerate(zip(weights, shares, strict=True))
     ]
-    return mean(before, given_, folder / "new.npz")
+    return aggregate(before, given_, folder / "new.npz")
 
 
 def new(folder: Path) -> dict[str, np.ndarray]:
@@ -79,23 +84,24 @@ def test_wrong_weights(tmp_path: Path, weights, reason: str, said: str):
         **{k: v.astype(PARAMS[k].dtype) if reason == "nonfinite" else v for k, v in weights.items()},
     )
     with pytest.raises(ArrayError, match=said) as caught:
-        check_weights(path, specs(tmp_path, **PARAMS))
+        check_weights(path, params(tmp_path, **PARAMS))
     assert caught.value.reason == reason
 
 
 def test_right_weights(tmp_path: Path):
-    known = specs(tmp_path, **PARAMS)
+    known = params(tmp_path, **PARAMS)
     check_weights(save(tmp_path / "x.npz", **PARAMS), known)
     check_weights(save(tmp_path / "x.npz", **dict(reversed(PARAMS.items()))), known)
     check_weights(save(tmp_path / "x.npz", **changed(w=np.asfortranarray(PARAMS["w"]))), known)
     np.savez_compressed(tmp_path / "x.npz", **PARAMS)
     check_weights(tmp_path / "x.npz", known)
-    assert (tmp_path / "x.npz").stat().st_size <= max_weights_bytes(known)
+    with ArrayFile(known) as file:
+        assert (tmp_path / "x.npz").stat().st_size <= max_weights_bytes(file.specs)
 
 
 def test_not_finite_in_a_later_block(tmp_path: Path):
     array = np.zeros((3, BLOCK), np.float32)
-    known = specs(tmp_path, x=array)
+    known = params(tmp_path, x=array)
     array[2, 5] = np.nan
     with pytest.raises(ArrayError, match=r"nan at \(2, 5\)"):
         check_weights(save(tmp_path / "x.npz", x=array), known)
@@ -104,20 +110,20 @@ def test_not_finite_in_a_later_block(tmp_path: Path):
 def test_a_complex_number_that_is_not_finite(tmp_path: Path):
     array = np.array([1, complex(0, math.inf)], np.complex64)
     with pytest.raises(ArrayError, match=r"at \(1,\)"):
-        check_weights(save(tmp_path / "x.npz", x=array), specs(tmp_path, x=np.zeros(2, np.complex64)))
+        check_weights(save(tmp_path / "x.npz", x=array), params(tmp_path, x=np.zeros(2, np.complex64)))
 
 
 def test_between_can_stop_it(tmp_path: Path):
     def stop() -> None:
         raise KeyError
 
-    known = specs(tmp_path, **PARAMS)
+    known = params(tmp_path, **PARAMS)
     with pytest.raises(KeyError):
         check_weights(save(tmp_path / "x.npz", **PARAMS), known, stop)
-    contributions = [Contribution(0, tmp_path / "x.npz", 1.0)]
+    contributions = [contribution(0, tmp_path / "x.npz", 1.0)]
     with pytest.raises(KeyError):
-        mean(tmp_path / "specs.npz", contributions, tmp_path / "new.npz", stop)
-    assert {path.name for path in tmp_path.iterdir()} == {"x.npz", "specs.npz"}
+        aggregate(known, contributions, tmp_path / "new.npz", between=stop)
+    assert {path.name for path in tmp_path.iterdir()} == {"x.npz", "params.npz"}
 
 
 @HOUSE
@@ -191,9 +197,9 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path, form: str):
         array = rng.normal(size=(3, BLOCK // 2 + 1)).astype(np.float32)
         np.save(path, array) if form == "npy" else np.savez(path, x=array)
     shares = [
-        Contribution(i, path, w) for i, (path, w) in enumerate(zip(paths[1:], (3.0, 1.0, 7.0), strict=True))
+        contribution(i, path, w) for i, (path, w) in enumerate(zip(paths[1:], (3.0, 1.0, 7.0), strict=True))
     ]
-    made = [mean(paths[0], shares, tmp_path / f"new-{i}.{form}") for i in range(2)]
+    made = [aggregate(paths[0], shares, tmp_path / f"new-{i}.{form}") for i in range(2)]
     one, two = ((tmp_path / f"new-{i}.{form}").read_bytes() for i in range(2))
     assert one == two
     assert made[0] == made[1]
@@ -204,18 +210,21 @@ def test_layout_and_compression_do_not_matter(tmp_path: Path):
     array = np.random.default_rng(0).normal(size=(40, 50))
     plain = averaged(tmp_path, [{"x": array}, {"x": array + 1}], [1.0, 2.0])
     np.savez_compressed(tmp_path / "0.npz", x=np.asfortranarray(array))
-    given_ = [Contribution(0, tmp_path / "0.npz", 1.0), Contribution(1, tmp_path / "1.npz", 2.0)]
-    assert mean(tmp_path / "old.npz", given_, tmp_path / "new.npz") == plain
+    given_ = [
+        Contribution(rank, check_weights(tmp_path / f"{rank}.npz", tmp_path / "old.npz").file, rank + 1.0)
+        for rank in (0, 1)
+    ]
+    assert aggregate(tmp_path / "old.npz", given_, tmp_path / "new.npz") == plain
 
 
 @pytest.mark.parametrize(
     "shares", [[], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0], [1e308, 1e308]], ids=str
 )
-def test_weights_without_a_mean(tmp_path: Path, shares: list[float]):
+def test_weights_without_a_aggregate(tmp_path: Path, shares: list[float]):
     save(tmp_path / "old.npz", x=np.ones(2))
-    given_ = [Contribution(i, tmp_path / "old.npz", share) for i, share in enumerate(shares)]
+    given_ = [contribution(i, tmp_path / "old.npz", share) for i, share in enumerate(shares)]
     with pytest.raises(ArrayError) as caught:
-        mean(tmp_path / "old.npz", given_, tmp_path / "new.npz")
+        aggregate(tmp_path / "old.npz", given_, tmp_path / "new.npz")
     assert caught.value.reason == "num_samples"
     assert [path.name for path in tmp_path.iterdir()] == ["old.npz"]
 
@@ -243,21 +252,21 @@ def test_a_failure_midway_leaves_the_old_params_and_nothing_else(tmp_path: Path,
     before = target.read_bytes()
     a = save(tmp_path / "0.npz", x=np.zeros(3), y=np.zeros(3))
     b = save(tmp_path / "1.npz", x=np.zeros(3), y=np.zeros(3))
-    data = bytearray(b.read_bytes())
-    data[data.rindex(b"y.npy", 0, data.index(b"PK\1\2")) + 140] ^= 1  # in y's data: its checksum is wrong
-    b.write_bytes(data)
     names = {path.name for path in tmp_path.iterdir()}
-    with pytest.raises(ArrayError, match="y"):
-        mean(a, [Contribution(0, a, 1.0), Contribution(1, b, 1.0)], target)
+    both = [contribution(0, a, 1.0), contribution(1, b, 1.0)]
+    data = b.read_bytes()
+    b.write_bytes(data[: data.index(b"y.npy") + 130])
+    with pytest.raises(ArrayError, match=r"1\.npz was cut off while it was in use"):
+        aggregate(a, both, target)
     assert target.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == names
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(aggregate.ArrayWriter, "commit", full)
+    monkeypatch.setattr(aggregating.ArrayWriter, "commit", full)
     with pytest.raises(OSError, match="No space left"):
-        mean(a, [Contribution(0, a, 1.0)], target)
+        aggregate(a, [contribution(0, a, 1.0)], target)
     with pytest.raises(OSError, match="No space left"):
         adopt(a, target)
     assert target.read_bytes() == before
@@ -266,8 +275,9 @@ def test_a_failure_midway_leaves_the_old_params_and_nothing_else(tmp_path: Path,
 
 def test_a_survivor_s_file_that_vanished(tmp_path: Path):
     a = save(tmp_path / "0.npz", x=np.zeros(3))
-    with pytest.raises(ArrayError, match="can't be read"):
-        mean(a, [Contribution(0, a, 1.0), Contribution(1, tmp_path / "gone.npz", 1.0)], tmp_path / "new.npz")
+    both = [contribution(0, a, 1.0), Contribution(1, Plain(tmp_path / "gone.npz", {"x": 0}), 1.0)]
+    with pytest.raises(ArrayError, match=r"gone\.npz can't be read"):
+        aggregate(a, both, tmp_path / "new.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["0.npz"]
 
 

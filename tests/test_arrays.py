@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runner.aggregate import adopt, check_weights
-from runner.arrays import BLOCK, SINGLE, ArrayFile, ArrayWriter, sha256_of
+from runner.arrays import BLOCK, SINGLE, ArrayFile, sha256_of
+from runner.arraywriter import ArrayWriter
 from runner.errors import ArrayError
+from runner.weights import adopt, check_weights
 
 F32 = np.arange(12, dtype=np.float32).reshape(3, 4)
 KINDS = {
@@ -278,13 +279,11 @@ def test_bombs_are_not_blown_up(tmp_path: Path):
     at = small.rindex(b"PK\1\2") + 24
     small[at : at + 4] = struct.pack("<I", len(GOOD))
     np.savez(tmp_path / "good.npz", array=F32)
-    with ArrayFile(tmp_path / "good.npz") as file:
-        specs = file.specs
     tracemalloc.start()
     for data in (honest, bytes(small)):
         (tmp_path / "x").write_bytes(data)
         with pytest.raises(ArrayError):
-            check_weights(tmp_path / "x", specs)
+            check_weights(tmp_path / "x", tmp_path / "good.npz")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -296,17 +295,18 @@ def test_what_is_no_file(tmp_path: Path):
             ArrayFile(path)
 
 
-@pytest.mark.parametrize("form", ["npz", "npy"])
+@pytest.mark.parametrize("form", ["npz", "npy", "safetensors"])
 def test_a_writer_that_does_not_commit_leaves_nothing(tmp_path: Path, form: str):
     target = tmp_path / f"x.{form}"
     target.write_bytes(b"old")
     np.save(tmp_path / "source.npy", F32)
     with ArrayFile(tmp_path / "source.npy") as file:
-        with ArrayWriter(target, form) as writer:
-            writer.write(file.specs[SINGLE], file.blocks(SINGLE))
-        with suppress(KeyError), ArrayWriter(target, form) as writer:
-            writer.write(file.specs[SINGLE], file.blocks(SINGLE))
-            raise KeyError
+        for error in (None, KeyError):
+            with suppress(KeyError), ArrayWriter(target, form, file.specs) as writer:
+                with writer.array(file.specs[SINGLE]) as put:
+                    put(next(file.blocks(SINGLE)))
+                if error is not None:
+                    raise error
     assert target.read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {target.name, "source.npy"}
 

@@ -95,9 +95,9 @@ quorum = 1.5
         "name, rounds, seed, workers, spares, params, train, sim, evaluate, aggregate, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
-        "file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+        "file (path of an .npz, .npy or .safetensors file), command (writes $ROUNDLOG_PARAMS)",
         "train.comand": "job.toml:8: train.comand: unknown key (did you mean 'command'?); allowed: "
-        "command, timeout_s, env, secrets, files, retries, output_limit_bytes",
+        "command, timeout_s, env, secrets, files, resident, retries, output_limit_bytes",
         "train.command": "job.toml:7: train.command: missing; allowed: a list of strings (run as it is) "
         "or a string (run by /bin/sh -c), not empty",
         "train.timeout_s": "job.toml:9: train.timeout_s: received 'long'; allowed: "
@@ -138,7 +138,15 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("evaluate", [1, "true"]),
     ("evaluate.command", ["", [], 1]),
     ("evaluate.timeout_s", [0, "1"]),
-    ("aggregate.method", ["median", 1]),
+    ("aggregate.method", ["fedavg", 1, "own:", ":f", "a-b:c", "../x:f"]),
+    ("aggregate.optimizer", ["adam", 1]),
+    ("aggregate.learning_rate", [0.1]),
+    ("aggregate.clip_norm", [0, -1, "1"]),
+    ("aggregate.outlier_k", [0, True]),
+    ("aggregate.include", ["*", [""], [1]]),
+    ("aggregate.trim", [0.1]),
+    ("aggregate.byzantine", [1]),
+    ("aggregate.keep", [1]),
     ("aggregate.weighting", ["loss", True]),
     ("policy", [1, "strict"]),
     ("policy.quorum", [0, 3, -1, 1.5, "2", True]),
@@ -146,6 +154,23 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("policy.max_failures", [0, -1, 1.5]),
     ("policy.on_loss", ["ignore", 1]),
 ]
+TOGETHER = [
+    ({"method": "trimmed_mean", "trim": 0.5}, "aggregate.trim"),
+    ({"method": "trimmed_mean", "trim": -0.1}, "aggregate.trim"),
+    ({"method": "krum", "byzantine": 1}, "aggregate.byzantine"),
+    ({"method": "krum", "keep": 2}, "aggregate.keep"),
+    ({"optimizer": "diloco", "beta_1": 0.5}, "aggregate.beta_1"),
+    ({"optimizer": "fedadam", "momentum": 0.5}, "aggregate.momentum"),
+    ({"optimizer": "fedadam", "beta_2": 1.0}, "aggregate.beta_2"),
+    ({"optimizer": "fedadam", "bias_correction": 1}, "aggregate.bias_correction"),
+]
+
+
+@pytest.mark.parametrize(("aggregate", "key"), TOGETHER, ids=[key for _, key in TOGETHER])
+def test_what_does_not_go_together_in_the_aggregate(tmp_path: Path, aggregate: dict[str, Any], key: str):
+    assert list(problems(write_job(tmp_path, aggregate=aggregate))) == [key]
+
+
 EACH = [(key, value) for key, values in WRONG for value in values]
 
 

@@ -30,7 +30,7 @@ with open(os.environ["ROUNDLOG_WEIGHTS"], "wb") as file:
 
 
 def learning_job(folder: Path, **changes) -> Path:
-    """Write a job whose weights depend on seed, round and rank, with an evaluation."""
+    """Write a job whose weights depend on seed, round and rank, with evaluation and stateful optimizer."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(TRAIN)
     given = {
@@ -38,6 +38,7 @@ def learning_job(folder: Path, **changes) -> Path:
         "workers": 2,
         "train": {"command": ["{python}", "train.py"], "files": ["train.py"]},
         "evaluate": {"command": "echo '{\"seen\": 1}' > $ROUNDLOG_METRICS"},
+        "aggregate": {"optimizer": "fedadam"},
     }
     return write_job(folder, **{**given, **changes})
 

@@ -120,6 +120,7 @@ def test_work_is_done_inline_and_the_end_of_an_instant_comes_last():
             for number in range(3):
                 nursery.start_soon(late, f"task {number}", number * 3)
             instants().call_at(5, partial(instants().at_end, partial(said.append, "end")))
+        await trio.sleep(1)
         assert simulated()
         return said
 

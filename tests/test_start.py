@@ -280,7 +280,7 @@ def test_an_evaluation_that_fails_costs_its_figures_only(tmp_path: Path, evaluat
         ("exit 3", "exit code 3"),
         ("true", "wrote no file"),
         (["no-such-program"], "no-such-program"),
-        ('echo x > "$ROUNDLOG_PARAMS"', "neither an .npz nor an .npy"),
+        ('echo x > "$ROUNDLOG_PARAMS"', "is no .npz, .npy or .safetensors"),
         ("sleep 600", "took longer than 0.3"),
     ],
 )

@@ -61,8 +61,7 @@ def test_ctrl_c_again_and_again(tmp_path: Path):
         for _ in range(5):
             started.process.send_signal(signal.SIGINT)
         run = started.end(signal.SIGINT)
-    assert run.code == 130
-    assert run.one("run_end")["status"] == "interrupted"
+    assert run.code == 130, "whether the signals came one by one or as one"
     assert not list(processes_under(tmp_path))
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import trio
 
-from runner.connection import Ended, Transferred, checked_name
+from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.errors import CommandError, TransferError
 from runner.job import PYTHON, Command
-from runner.output import Output
 from runner.recycle import LARGE_BYTES, open_part, set_aside
 from runner.simtime import in_thread
 
@@ -108,9 +107,10 @@ class LocalConnection:
         command: Command,
         *,
         env: Mapping[str, str],
-        output: Output,
+        output: Sink,
         remove: Sequence[str] = (),
         expect: Sequence[str] = (),
+        stdin: trio.MemoryReceiveChannel[bytes] | None = None,
     ) -> Ended:
         """Run a command in its own session, and end all that is left of it."""
         trash = self._cleared(remove)
@@ -122,7 +122,7 @@ class LocalConnection:
             with trio.CancelScope(shield=True):
                 process = await trio.lowlevel.open_process(
                     words,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     cwd=self._folder,
@@ -134,7 +134,7 @@ class LocalConnection:
             raise CommandError(f"can't start {words[0]!r}: {getattr(e, 'strerror', None) or e}") from e
         ended = False
         try:
-            await _to_end(process, output, trash)
+            await _to_end(process, output, trash, stdin)
             ended = True
         finally:
             with trio.CancelScope(shield=True):
@@ -179,7 +179,12 @@ class LocalConnection:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-async def _to_end(process: trio.Process, output: Output, trash: list[Path]) -> None:
+async def _to_end(
+    process: trio.Process,
+    output: Sink,
+    trash: list[Path],
+    stdin: trio.MemoryReceiveChannel[bytes] | None,
+) -> None:
     """Take the output until the command itself has ended; children that live on don't count.
 
     Meanwhile `trash` is deleted, which can take long for large files.
@@ -190,10 +195,14 @@ async def _to_end(process: trio.Process, output: Output, trash: list[Path]) -> N
         fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_drain, stream, output)
+        feeding = trio.CancelScope()
+        if stdin is not None and process.stdin is not None:
+            nursery.start_soon(_feed, process.stdin, stdin, feeding)
         if trash:
             nursery.start_soon(trio.to_thread.run_sync, _discard, trash)
         await _ended(process)
         _kill_group(process.pid, signal.SIGKILL)
+        feeding.cancel()
         nursery.cancel_scope.deadline = trio.current_time() + _DRAIN_S
 
 
@@ -205,11 +214,21 @@ async def _end(process: trio.Process, *, gently: bool) -> None:
             await _ended(process)
     _kill_group(process.pid, signal.SIGKILL)
     await process.wait()
-    if process.stdout is not None:
-        await process.stdout.aclose()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            await stream.aclose()
 
 
-async def _drain(stream: trio.abc.ReceiveStream, output: Output) -> None:
+async def _feed(
+    stream: trio.abc.SendStream, source: trio.MemoryReceiveChannel[bytes], scope: trio.CancelScope
+) -> None:
+    async with stream, source:
+        with scope, suppress(trio.BrokenResourceError):  # it reads no more
+            async for chunk in source:
+                await stream.send_all(chunk)
+
+
+async def _drain(stream: trio.abc.ReceiveStream, output: Sink) -> None:
     while chunk := await stream.receive_some(_PIPE_BYTES):
         output.write(bytes(chunk))
 

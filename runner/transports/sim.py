@@ -19,11 +19,10 @@ from typing import TypeVar
 import numpy as np
 import trio
 
-from runner.connection import Ended, Transferred, checked_name
+from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
 from runner.errors import ConnectionLostError, TransferError, WorkerError
 from runner.job import Command
-from runner.output import Output
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
 from runner.simtime import instants
@@ -214,9 +213,10 @@ class SimConnection:
         command: Command,  # noqa: ARG002 - nothing is executed
         *,
         env: Mapping[str, str],  # noqa: ARG002 - likewise
-        output: Output,  # noqa: ARG002 - likewise
+        output: Sink,  # noqa: ARG002 - likewise
         remove: Sequence[str] = (),
         expect: Sequence[str] = (),
+        stdin: trio.MemoryReceiveChannel[bytes] | None = None,  # noqa: ARG002 - likewise
     ) -> Ended:
         """Let the time pass that training takes."""
         for name in (*remove, *expect):

@@ -1,0 +1,219 @@
+"""Keeps a training command running from round to round, so that its start-up is paid once.
+
+The command reads a line of JSON from its standard input for each round: ``round``, the names of the files
+``params`` and ``weights``, and ``remove``, names of files of earlier rounds. When the weights are written it
+prints a line that begins with ``roundlog:`` and goes on with a JSON object: ``round``, and, if it likes,
+``metrics``, an object of numbers, or ``error``, why there are no weights. All else it prints is output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from runner.connection import Connection, Ended, Sink
+from runner.errors import CommandError, RunError, WorkerError
+from runner.job import Command
+from schemas.text import printable
+
+MARK = b"roundlog:"
+"""What an answer begins with."""
+_MAX_ANSWER_BYTES = 1 << 20
+_LEAVE_S = 1.0
+"""How long a command has to end by itself when there are no more rounds."""
+
+
+class Answers:
+    """Takes what a resident command prints: answers for us, the rest for the output.
+
+    An answer is a line of its own. What may become one is held back until its newline.
+    """
+
+    def __init__(self, answered: Callable[[bytes], object]) -> None:
+        self._answered = answered
+        self._held = b""
+        self._at_start = True
+        self.output: Sink | None = None
+
+    def write(self, chunk: bytes) -> None:
+        """Take what was printed."""
+        rest = self._held + chunk
+        self._held = b""
+        passed = b""
+        while rest:
+            line, newline, after = rest.partition(b"\n")
+            mine = self._at_start and line.startswith(MARK)
+            if not newline and self._at_start and (mine or MARK.startswith(line)):
+                if len(line) <= _MAX_ANSWER_BYTES:
+                    self._held = line
+                    break
+                mine = False
+            if mine and newline:
+                self._pass_on(passed)
+                passed = b""
+                self._answered(line[len(MARK) :])
+            else:
+                passed += line + newline
+            self._at_start = bool(newline)
+            rest = after
+        self._pass_on(passed)
+
+    def _pass_on(self, chunk: bytes) -> None:
+        if chunk and self.output is not None:
+            self.output.write(chunk)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question that waits for its answer."""
+
+    round: int
+    done: trio.Event
+    answer: bytes | None = None
+
+
+class Resident:
+    """A connection whose ``exec`` asks a command that stays; the rest is the wrapped connection's.
+
+    Args:
+        connection: to the worker.
+        nursery: where the command runs from round to round.
+    """
+
+    def __init__(self, connection: Connection, nursery: trio.Nursery) -> None:
+        self._connection = connection
+        self._nursery = nursery
+        self._answers = Answers(self._take)
+        self._requests: trio.MemorySendChannel[bytes] | None = None
+        self._scope = trio.CancelScope()
+        self._gone = trio.Event()
+        self._ended: Ended | None = None
+        self._error: Exception | None = None
+        self._asked: _Asked | None = None
+
+        self.address = connection.address
+        self.folder = connection.folder
+        self.facts = connection.facts
+        self.push = connection.push
+        self.pull = connection.pull
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Sink,
+        remove: Sequence[str] = (),
+        expect: Sequence[str] = (),  # noqa: ARG002 - the answer says what was made
+        stdin: trio.MemoryReceiveChannel[bytes] | None = None,  # noqa: ARG002 - the rounds go there
+    ) -> Ended:
+        """Ask for one round, starting the command if it doesn't run.
+
+        Raises:
+            CommandError: it could not be started, or its answer makes no sense.
+            ConnectionLostError: the machine is gone.
+        """
+        self._answers.output = output
+        if self._gone.is_set():  # since the last round
+            await self._end(0)
+        if self._requests is None:
+            self._start(command, env)
+        asked = self._asked = _Asked(int(env["ROUNDLOG_ROUND"]), trio.Event())
+        try:
+            assert self._requests is not None  # noqa: S101 - it has just been started
+            self._requests.send_nowait(_request(env, remove))
+            await asked.done.wait()
+        except BaseException:
+            await self._end(0)  # it is in the middle of something nobody waits for
+            raise
+        finally:
+            self._asked = None
+        answer = _answer(asked.answer, asked.round)
+        if answer is not None:
+            if answer.get("error") is None:
+                return Ended(None, None, answer.get("metrics"))
+            raise CommandError(f"the resident command said: {printable(str(answer['error']))[:200]}")
+        await self._end(0)
+        if asked.answer is not None:
+            said = printable(asked.answer.decode("utf-8", "replace"))[:100]
+            raise CommandError(
+                f"the resident command was asked for round {asked.round} and answered {said!r}"
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._ended is not None  # noqa: S101 - how else did it end
+        if self._ended.exit_code == 0:
+            raise CommandError("the resident command ended before it had answered")
+        return self._ended
+
+    async def close(self) -> None:
+        """Let the command end, then let go of the worker."""
+        await self._end(_LEAVE_S)
+        await self._connection.close()
+
+    def _start(self, command: Command, env: Mapping[str, str]) -> None:
+        self._requests, requests = trio.open_memory_channel[bytes](1)
+        self._scope, self._gone = trio.CancelScope(), trio.Event()
+        self._ended = self._error = None
+        lasting = {name: value for name, value in env.items() if name not in _OF_A_ROUND}
+        self._nursery.start_soon(self._run, command, {**lasting, "ROUNDLOG_RESIDENT": "1"}, requests)
+
+    async def _run(
+        self, command: Command, env: Mapping[str, str], requests: trio.MemoryReceiveChannel[bytes]
+    ) -> None:
+        try:
+            with self._scope:
+                self._ended = await self._connection.exec(
+                    command, env=env, output=self._answers, stdin=requests
+                )
+        except (WorkerError, RunError) as e:
+            self._error = e
+        finally:
+            self._gone.set()
+            if self._asked is not None:
+                self._asked.done.set()
+
+    async def _end(self, patience_s: float) -> None:
+        """End the command: no more rounds for it, then time to leave, then by force."""
+        if self._requests is None:
+            return
+        self._requests.close()
+        self._requests = None
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(patience_s):
+                await self._gone.wait()
+            self._scope.cancel()
+            await self._gone.wait()
+
+    def _take(self, text: bytes) -> None:
+        if self._asked is not None and not self._asked.done.is_set():
+            self._asked.answer = text
+            self._asked.done.set()
+
+
+_OF_A_ROUND = {"ROUNDLOG_ROUND", "ROUNDLOG_PARAMS", "ROUNDLOG_WEIGHTS", "ROUNDLOG_METRICS"}
+
+
+def _request(env: Mapping[str, str], remove: Sequence[str]) -> bytes:
+    """Return the line that asks for a round."""
+    request = {
+        "round": int(env["ROUNDLOG_ROUND"]),
+        "params": env["ROUNDLOG_PARAMS"],
+        "weights": env["ROUNDLOG_WEIGHTS"],
+        "remove": list(remove),
+    }
+    return json.dumps(request).encode() + b"\n"
+
+
+def _answer(text: bytes | None, round: int) -> dict[str, Any] | None:
+    """Return an answer, or None if there is none or if it makes no sense."""
+    try:
+        answer = json.loads(text or b"")
+    except (ValueError, RecursionError):
+        return None
+    sane = isinstance(answer, dict) and type(answer.get("round")) is int and answer["round"] == round
+    return answer if sane else None

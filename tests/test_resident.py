@@ -1,0 +1,175 @@
+"""Commands that stay from round to round do as others; what they do wrong costs their round only."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import Run, Started, eventually, processes_under, start, write_job
+
+from runner.resident import Answers
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+from roundlog_rounds import rounds
+rank = int(os.environ["ROUNDLOG_RANK"])
+print("started")
+for r in rounds():
+    params = np.load(r.params)
+    print("training", r.number, flush=True)
+    if (rank, r.number) == (1, 1):
+        {fault}
+    with open(r.weights, "wb") as file:
+        np.save(file, params + np.float32(rank + 1))
+    r.report(loss=0.5, num_samples=rank + 1)
+"""
+
+
+def job(folder: Path, fault: str = "pass", **changes: Any) -> Path:
+    """Write a job of three rounds and two workers; worker 1 does something in round 1."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(SCRIPT.replace("{fault}", fault))
+    train = {
+        "command": ["{python}", "train.py"],
+        "files": ["train.py", "{rounds}"],
+        "resident": True,
+        **changes.pop("train", {}),
+    }
+    return write_job(folder, **{"rounds": 3, "train": train, **changes})
+
+
+def output(run: Run, rank: int) -> str:
+    return (run.log.with_suffix("") / "output" / f"worker-{rank}.log").read_text()
+
+
+def test_it_does_as_one_that_is_started_each_round(tmp_path: Path):
+    stays, ends = start(job(tmp_path / "a")), start(job(tmp_path / "b", train={"resident": False}))
+    assert stays.params.read_bytes() == ends.params.read_bytes()
+    assert [e["kind"] for e in stays.events if e["rank"] is None] == [
+        e["kind"] for e in ends.events if e["rank"] is None
+    ]
+    for run, starts in ((stays, 1), (ends, 3)):
+        assert output(run, 0).count("started") == starts
+        assert output(run, 0).count("training") == 3
+        assert "roundlog:" not in output(run, 0)
+        assert [e["values"] for e in run.kind("metric", rank=1)] == [{"loss": 0.5}] * 3
+        assert all(e["num_samples"] == 2 for e in run.kind("metric", rank=1))
+    assert {e["exit_code"] for e in stays.kind("exec")} == {None}
+    assert {e["output_tail"] for e in stays.kind("exec", round=2)} == {"training 2"}
+    left = {path.name for path in (stays.log.with_suffix("") / "workers" / "0").iterdir()}
+    assert left >= {"train.py", "roundlog_rounds.py"}
+    assert not {name for name in left if "0000" in name or "0001" in name}, "files of old rounds are gone"
+    assert not list(processes_under(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("sys.exit(3)", "exit code 3"),
+        ("sys.exit()", "the resident command ended before it had answered"),
+        ("os.kill(os.getpid(), 9)", "ended by signal 9"),
+        ("time.sleep(600)", "timed out after 2"),
+        ("os.write(1, b'\\nroundlog:garbage\\n'); time.sleep(600)", "and answered 'garbage'"),
+        (
+            "os.write(1, b'\\nroundlog:{\"round\": 7}\\n'); time.sleep(600)",
+            "round 1 and answered '{\"round\": 7}'",
+        ),
+        ("os.write(1, b'\\nroundlog:[]\\n'); time.sleep(600)", "answered '[]'"),
+        ("continue", "no weights were written"),
+        ("sys.stdin.close(); os.close(0); os.close(1); os.close(2); time.sleep(600)", "timed out"),
+    ],
+)
+def test_what_goes_wrong_costs_one_round(tmp_path: Path, fault: str, error: str):
+    run = start(job(tmp_path, fault, train={"timeout_s": 2}, policy={"quorum": 1}))
+    assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 2]
+    (failed,) = [e for e in run.kind("exec") if e["error"]]
+    assert (failed["round"], failed["rank"]) == (1, 1)
+    assert error in failed["error"]
+    assert not list(processes_under(tmp_path))
+
+
+def test_weights_that_are_promised_and_not_there(tmp_path: Path):
+    lie = "os.write(1, b'\\nroundlog:{\"round\": 1}\\n'); continue"
+    run = start(job(tmp_path, lie, policy={"quorum": 1, "backoff_s": 0}))
+    assert {e["error"] for e in run.kind("pull", rank=1, round=1)} == {
+        "can't pull weights-0001.npy: No such file or directory"
+    }
+    assert run.kind("round_end", round=1)[0]["survivors"] == 1
+
+
+def test_one_that_died_between_rounds_is_started_again(tmp_path: Path):
+    die = "__import__('threading').Timer(0.05, os._exit, [0]).start()"
+    run = start(job(tmp_path, die, rounds=6))
+    assert run.one("run_end")["status"] == "completed"
+    assert output(run, 1).count("started") == 2
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path):
+    path = job(tmp_path, "time.sleep(600)")
+    with Started(path) as started:
+        log = tmp_path / "runs"
+        eventually(
+            lambda: (
+                any('"round":1,"rank":1,"command"' in p.read_text() for p in log.glob("*.jsonl"))
+                or any(p.read_text().count('"kind":"exec_start"') == 4 for p in log.glob("*.jsonl"))
+            ),
+            "round 1",
+        )
+        run = started.end(signal.SIGINT)
+    assert run.code == 130
+    assert not list(processes_under(tmp_path))
+
+
+class Collected:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, chunk: bytes) -> None:
+        self.data += chunk
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from([b"roundlog:{}", b"roundlog:", b"roundlo", b"x roundlog:1", b"", b"\r"]),
+        st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")),
+    )
+)
+
+
+@given(LINES, st.booleans(), st.lists(st.integers(1, 9)))
+def test_answers_are_told_from_output_however_it_is_cut(lines: list[bytes], ended: bool, cuts: list[int]):
+    text = b"\n".join(lines) + (b"\n" if ended else b"")
+    whole = text.split(b"\n")
+    complete, rest = whole[:-1], whole[-1]
+    answers: list[bytes] = []
+    sink = Collected()
+    taker = Answers(answers.append)
+    taker.output = sink
+    at = 0
+    for cut in [*cuts, len(text)]:
+        taker.write(text[at : at + cut])
+        at += cut
+    mark = b"roundlog:"
+    assert answers == [line[len(mark) :] for line in complete if line.startswith(mark)]
+    passed = b"".join(line + b"\n" for line in complete if not line.startswith(mark))
+    held = rest.startswith(mark) or mark.startswith(rest)
+    assert sink.data == passed + (b"" if held else rest)
+
+
+def test_an_answer_without_end_is_output():
+    answers: list[bytes] = []
+    sink = Collected()
+    taker = Answers(answers.append)
+    taker.output = sink
+    taker.write(b"roundlog:")
+    for _ in range(40):
+        taker.write(b"x" * 65_536)
+    assert not answers
+    assert len(sink.data) > 1_000_000
