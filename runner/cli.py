@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 
 import click
 import trio
+from msgspec import structs
 from rich.console import Console
 
 from runner import check as checking
 from runner import jobfile
 from runner import past as reading
+from runner.chaos import Chaos, Injector
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
 from runner.errors import JobError, LogError, RoundlogError, RunError
+from runner.fleet import Connect
 from runner.grouped import leaf
 from runner.job import LoadedJob
 from runner.live import Background, Bar, Lines
@@ -69,14 +72,24 @@ def cli() -> None:
     show_default=True,
     help="Folder that gets the log and the files of the run.",
 )
+@click.option(
+    "--chaos",
+    type=click.Path(path_type=Path),
+    help="A TOML file that says what faults to put in: see what the job survives.",
+)
 @_showing
-def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bool) -> None:
+def start(  # noqa: PLR0917 - click gives them by name
+    job: Path | None, runs: Path, chaos: Path | None, quiet: bool, progress: bool, verbose: bool
+) -> None:
     """Run JOB, a TOML file; without one, the built-in digits job.
 
     Prints the path of the log at the end. Exit code: 0 the run completed, 1 it failed,
     2 wrong usage or job file, 130 ended by Ctrl-C.
     """
     loaded = jobfile.load(builtin_job() if job is None else job)
+    given = None if chaos is None else jobfile.load_chaos(chaos)
+    if given is not None:
+        loaded = structs.replace(loaded, chaos=structs.asdict(given))
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
     simulation = _simulation(loaded, folder)
@@ -89,7 +102,7 @@ def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bo
         secrets=loaded.secrets.values(),
         listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, simulation=simulation, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, chaos=given, quiet=quiet)
 
 
 @cli.command()
@@ -196,10 +209,13 @@ def _execute(
     *,
     past: Past | None = None,
     simulation: Simulation | None,
+    chaos: Chaos | None = None,
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
-    connect = partial(_connect, folder) if simulation is None else simulation.connect
+    connect: Connect = partial(_connect, folder) if simulation is None else simulation.connect
+    if chaos is not None:
+        connect = Injector(chaos, loaded.job.total_nodes, connect).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None

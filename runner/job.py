@@ -231,6 +231,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
     file: Path
     folder: Path
     secrets: dict[str, str]
+    chaos: dict[str, Any] | None = None
+    """What a chaos file said, for the log."""
 
     def describe(self) -> dict[str, Any]:
         """Return the job as it goes into the log: resolved, secrets by name only."""
@@ -241,6 +243,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
         described["file"] = str(self.file)
+        if self.chaos is not None:
+            described["chaos"] = self.chaos
         return described
 
     def sent_sha256(self) -> dict[str, str]:
