@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
+from itertools import count as count_from
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,6 +175,52 @@ def init(directory: Path) -> None:
         path.write_bytes((files("runner") / "scaffold" / path.name).read_bytes())
         click.echo(path)
     _hint(f"runner check {made[0]}; runner start {made[0]}; then edit both")
+
+
+@cli.command()
+@click.option("--seeds", metavar="A-B", help="The seeds to run, such as 0-99; or one of them.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Run seeds from 0, or from where --seeds begins, for so long.",
+)
+def soak(seeds: str | None, seconds: float | None) -> None:
+    """Run random jobs of simulated workers under random faults, and check what their logs say.
+
+    A seed that fails is shown with the command that runs it again. Exit code: 0 all is well, 1 it isn't.
+    """
+    from runner import soak as soaking  # noqa: PLC0415 - simulated time is slow to import
+
+    if seeds is None and seconds is None:
+        raise click.UsageError("say how many: --seeds 0-99, or --seconds 60")
+    numbers = _numbers(seeds, endless=seconds is not None)
+    began = time.monotonic()
+    count = failed = 0
+    for number in numbers:
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+        count += 1
+        wrong = soaking.soak(number)
+        failed += bool(wrong)
+        for what in wrong[:10]:
+            _error(f"seed {number}: {what}")
+        if wrong:
+            _hint(f"runner soak --seeds {number}")
+    click.echo(f"{count} seeds, {failed} failed")
+    if failed:
+        sys.exit(1)
+
+
+def _numbers(seeds: str | None, *, endless: bool) -> Iterable[int]:
+    """Return the seeds named as ``7`` or ``0-99``; on without end where the time is what is limited."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", seeds or "0")
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise click.BadParameter(
+            f"{seeds!r} is neither a seed nor a range such as 0-99", param_hint="--seeds"
+        )
+    first = int(found[1])
+    open_end = endless and (seeds is None or found[2] is None)
+    return count_from(first) if open_end else range(first, int(found[2] or first) + 1)
 
 
 def builtin_job() -> Path:
