@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
+from itertools import count as count_from
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import trio
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
 from runner import check as checking
 from runner import hostcheck, jobfile
 from runner import past as reading
+from runner.chaos import Chaos, Injector
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
 from runner.errors import JobError, LogError, RoundlogError, RunError
@@ -71,14 +75,24 @@ def cli() -> None:
     show_default=True,
     help="Folder that gets the log and the files of the run.",
 )
+@click.option(
+    "--chaos",
+    type=click.Path(path_type=Path),
+    help="A TOML file that says what faults to put in: see what the job survives.",
+)
 @_showing
-def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bool) -> None:
+def start(  # noqa: PLR0917 - click gives them by name
+    job: Path | None, runs: Path, chaos: Path | None, quiet: bool, progress: bool, verbose: bool
+) -> None:
     """Run JOB, a TOML file; without one, the built-in digits job.
 
     Prints the path of the log at the end. Exit code: 0 the run completed, 1 it failed,
     2 wrong usage or job file, 130 ended by Ctrl-C.
     """
     loaded = jobfile.load(builtin_job() if job is None else job)
+    given = None if chaos is None else jobfile.load_chaos(chaos)
+    if given is not None:
+        loaded = structs.replace(loaded, chaos=structs.asdict(given))
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
     simulation = _simulation(loaded, folder)
@@ -91,7 +105,7 @@ def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bo
         secrets=loaded.secrets.values(),
         listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, simulation=simulation, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, chaos=given, quiet=quiet)
 
 
 @cli.command()
@@ -189,6 +203,52 @@ def init(directory: Path) -> None:
     _hint(f"runner check {made[0]}; runner start {made[0]}; then edit both")
 
 
+@cli.command()
+@click.option("--seeds", metavar="A-B", help="The seeds to run, such as 0-99; or one of them.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Run seeds from 0, or from where --seeds begins, for so long.",
+)
+def soak(seeds: str | None, seconds: float | None) -> None:
+    """Run random jobs of simulated workers under random faults, and check what their logs say.
+
+    A seed that fails is shown with the command that runs it again. Exit code: 0 all is well, 1 it isn't.
+    """
+    from runner import soak as soaking  # noqa: PLC0415 - simulated time is slow to import
+
+    if seeds is None and seconds is None:
+        raise click.UsageError("say how many: --seeds 0-99, or --seconds 60")
+    numbers = _numbers(seeds, endless=seconds is not None)
+    began = time.monotonic()
+    count = failed = 0
+    for number in numbers:
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+        count += 1
+        wrong = soaking.soak(number)
+        failed += bool(wrong)
+        for what in wrong[:10]:
+            _error(f"seed {number}: {what}")
+        if wrong:
+            _hint(f"runner soak --seeds {number}")
+    click.echo(f"{count} seeds, {failed} failed")
+    if failed:
+        sys.exit(1)
+
+
+def _numbers(seeds: str | None, *, endless: bool) -> Iterable[int]:
+    """Return the seeds named as ``7`` or ``0-99``; on without end where the time is what is limited."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", seeds or "0")
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise click.BadParameter(
+            f"{seeds!r} is neither a seed nor a range such as 0-99", param_hint="--seeds"
+        )
+    first = int(found[1])
+    open_end = endless and (seeds is None or found[2] is None)
+    return count_from(first) if open_end else range(first, int(found[2] or first) + 1)
+
+
 def builtin_job() -> Path:
     """Return the job file of the built-in job."""
     return Path(str(files("runner"))) / "builtin" / "job.toml"
@@ -223,10 +283,13 @@ def _execute(
     *,
     past: Past | None = None,
     simulation: Simulation | None,
+    chaos: Chaos | None = None,
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
     connect = _connector(loaded, folder) if simulation is None else simulation.connect
+    if chaos is not None:
+        connect = Injector(chaos, loaded.job.total_nodes, connect).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None

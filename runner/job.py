@@ -236,6 +236,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
     file: Path
     folder: Path
     secrets: dict[str, str]
+    chaos: dict[str, Any] | None = None
+    """What a chaos file said, for the log."""
 
     def machines(self) -> tuple[Host, ...]:
         """Return the listed hosts, the paths of their keys made absolute."""
@@ -255,6 +257,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
         described["file"] = str(self.file)
+        if self.chaos is not None:
+            described["chaos"] = self.chaos
         return described
 
     def sent_sha256(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from runner import simjob
 from runner.arrays import FORMS
+from runner.chaos import Chaos
 from runner.errors import JobError, Problem
 from runner.hosts import Host, parse_line, resolved
 from runner.job import COMMAND, RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
@@ -39,6 +40,39 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     Raises:
         JobError: it can't be read or is wrong; has every mistake that was found.
     """
+    raw, check = _read(file)
+    folder = file.resolve().parent
+    check.hosts(raw, folder)
+    check.table(raw, Job, "")
+    check.meaning(raw, folder, environ)
+    check.done(str(file))
+    job = msgspec.convert(raw, Job)
+    return LoadedJob(
+        job=job,
+        file=file.resolve(),
+        folder=folder,
+        secrets={name: environ[name] for name in job.train.secrets},
+    )
+
+
+def load_chaos(file: Path) -> Chaos:
+    """Read a chaos file.
+
+    Raises:
+        JobError: it can't be read or is wrong; has every mistake that was found.
+    """
+    raw, check = _read(file)
+    check.table(raw, Chaos, "")
+    check.done(str(file))
+    return msgspec.convert(raw, Chaos)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], _Check]:
+    """Return what a TOML file says, and what its mistakes are to be added to.
+
+    Raises:
+        JobError: it can't be read.
+    """
     shown = str(file)
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -49,26 +83,12 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     except UnicodeDecodeError as e:
         raise JobError(shown, [Problem("file", f"byte {e.start} is not UTF-8", "UTF-8 text")]) from e
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text), _Check(_lines(text))
     except tomllib.TOMLDecodeError as e:
         raise JobError(shown, [_syntax(str(e))]) from e
-    folder = file.resolve().parent
-    check = _Check(_lines(text))
-    check.hosts(raw, folder)
-    check.table(raw, Job, "")
-    check.meaning(raw, folder, environ)
-    if check.problems:
-        raise JobError(shown, sorted(check.problems, key=lambda problem: problem.line or 0))
-    job = msgspec.convert(raw, Job)
-    return LoadedJob(
-        job=job,
-        file=file.resolve(),
-        folder=folder,
-        secrets={name: environ[name] for name in job.train.secrets},
-    )
 
 
-_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "hosts", "worker", "ssh")
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos", "hosts", "worker", "ssh")
 """Parts of a job that may differ when a run is resumed; the log's are used, but the job file's hosts."""
 
 
@@ -217,6 +237,15 @@ class _Check:
         self.lines = lines
         self.problems: list[Problem] = []
         self.wrong: set[str] = set()
+
+    def done(self, file: str) -> None:
+        """Raise what was found.
+
+        Raises:
+            JobError: something was.
+        """
+        if self.problems:
+            raise JobError(file, sorted(self.problems, key=lambda problem: problem.line or 0))
 
     def add(self, key: str, received: str, allowed: str) -> None:
         line = self.lines.get(key) or self.lines.get(key.rpartition(".")[0])

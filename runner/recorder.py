@@ -216,8 +216,15 @@ class Recorder(Closing):
 
     def _sync(self) -> None:
         os.fsync(self._fd)
-        if os.fstat(self._fd).st_nlink == 0:
+        ours = os.fstat(self._fd)
+        if ours.st_nlink == 0:
             raise OSError(errno.ENOENT, "it was deleted while it was being written")
+        try:
+            moved = not os.path.samestat(ours, self.path.stat())
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            raise OSError(errno.ENOENT, "it was moved away while it was being written")
 
     def close(self) -> None:
         """Unlock and close the log; once more is fine."""

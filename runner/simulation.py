@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import trio
 from trio.testing import MockClock
 
+from runner.chaos import Chaos, Injector
 from runner.coordinator import Coordinator, Result
 from runner.errors import RunError
 from runner.fleet import Connect
@@ -66,7 +67,13 @@ class Simulation:
         return self.world.connect
 
 
-def run(loaded: LoadedJob, folder: RunFolder, now: datetime, listeners: Sequence[Listener] = ()) -> Result:
+def run(
+    loaded: LoadedJob,
+    folder: RunFolder,
+    now: datetime,
+    listeners: Sequence[Listener] = (),
+    chaos: Chaos | None = None,
+) -> Result:
     """Run a job of simulated workers from its beginning to its end, without signals or talk.
 
     Args:
@@ -74,6 +81,7 @@ def run(loaded: LoadedJob, folder: RunFolder, now: datetime, listeners: Sequence
         folder: the files of the run.
         now: UTC; when it begins.
         listeners: called with every event after it was written.
+        chaos: faults to put in.
 
     Raises:
         RunError: it could not be run, or the log could not be written.
@@ -87,7 +95,10 @@ def run(loaded: LoadedJob, folder: RunFolder, now: datetime, listeners: Sequence
         began=simulation.began,
         listeners=[simulation.world, *listeners],
     ) as recorder:
-        coordinator = Coordinator(loaded, folder, recorder, simulation.connect)
+        connect = simulation.connect
+        if chaos is not None:
+            connect = Injector(chaos, loaded.job.total_nodes, connect).connect
+        coordinator = Coordinator(loaded, folder, recorder, connect)
         return trio.run(_run, coordinator, simulation.clock, clock=simulation.clock)
 
 
