@@ -170,9 +170,9 @@ class ChaosConnection:
             strike,
         )
 
-    async def close(self) -> None:
+    async def close(self, *, done: bool = False) -> None:
         """Close what is wrapped."""
-        await self._connection.close()
+        await self._connection.close(done=done)
 
     async def _struck(
         self, do: Callable[[], Awaitable[Given]], strike: Callable[[signal.Signals], bool] | None = None

@@ -52,6 +52,10 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
 def _workers(job: Job) -> str:
     if job.sim is not None:
         return f"{job.workers} simulated, in simulated time"
+    if job.worker:
+        hosts = [host.shown for host in job.worker]
+        shown = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+        return f"{job.workers} over SSH: {shown}"
     return f"{job.workers} local processes, each in a folder of its own"
 
 
@@ -122,7 +126,9 @@ def warnings(loaded: LoadedJob) -> list[str]:
     """Return what is allowed but likely not meant."""
     job = loaded.job
     found = []
-    commands = {"params": job.params.command, "train": job.train.command}
+    commands = {"params": job.params.command}
+    if not job.worker:
+        commands["train"] = job.train.command
     if job.evaluate is not None:
         commands["evaluate"] = job.evaluate.command
     for table, command in commands.items():

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -20,9 +20,10 @@ import click
 import trio
 from msgspec import structs
 from rich.console import Console
+from rich.table import Table
 
 from runner import check as checking
-from runner import jobfile
+from runner import hostcheck, jobfile
 from runner import past as reading
 from runner.chaos import Chaos, Injector
 from runner.connection import Connection
@@ -156,10 +157,35 @@ def stop(log: Path) -> None:
 
 @cli.command()
 @click.argument("job", type=click.Path(path_type=Path))
-def check(job: Path) -> None:
-    """Check JOB and show what would happen, without doing it."""
-    for topic, text in checking.describe(jobfile.load(job)):
+@click.option("--offline", is_flag=True, help="Don't connect to the hosts of the job.")
+def check(job: Path, offline: bool) -> None:
+    """Check JOB and show what would happen, without doing it.
+
+    Hosts that are listed are tried, all at once. Exit code: 1 if one of them can't serve, 2 wrong job file.
+    """
+    loaded = jobfile.load(job)
+    for topic, text in checking.describe(loaded):
         click.echo(f"{topic + ':':<11}{text}")
+    if loaded.job.worker and not offline:
+        tried = trio.run(hostcheck.try_all, loaded)
+        _show_hosts(tried)
+        bad = [one for one in tried if one.wrong is not None]
+        for one in bad:
+            _error(f"worker {one.rank}, {one.host}: {one.wrong}")
+        sys.exit(1 if bad else 0)
+
+
+def _show_hosts(tried: list[hostcheck.Tried]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", justify="right")
+    table.add_column("host", no_wrap=True)
+    for name in hostcheck.COLUMNS:
+        table.add_column(name, justify="right")
+    for one in tried:
+        figures = [one.figures.get(name, "-") for name in hostcheck.COLUMNS]
+        table.add_row(str(one.rank), printable(one.host), *(printable(text) for text in figures))
+    width = None if sys.stdout.isatty() else 200
+    Console(file=sys.stdout, width=width, highlight=False, markup=False).print(table)
 
 
 @cli.command()
@@ -261,7 +287,7 @@ def _execute(
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
-    connect: Connect = partial(_connect, folder) if simulation is None else simulation.connect
+    connect = _connector(loaded, folder) if simulation is None else simulation.connect
     if chaos is not None:
         connect = Injector(chaos, loaded.job.total_nodes, connect).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
@@ -270,7 +296,8 @@ def _execute(
     failure: BaseException | None = None
     try:
         clock = None if simulation is None else simulation.clock
-        result = trio.run(_run, coordinator, folder, caught, clock, clock=clock)
+        far = bool(loaded.job.worker)
+        result = trio.run(partial(_run, far=far), coordinator, folder, caught, clock, clock=clock)
     except BaseExceptionGroup as group:
         failure = leaf(group)
         if not isinstance(failure, RunError):
@@ -289,7 +316,7 @@ def _execute(
 
 
 async def _run(
-    coordinator: Coordinator, folder: RunFolder, caught: list[int], clock: MockClock | None
+    coordinator: Coordinator, folder: RunFolder, caught: list[int], clock: MockClock | None, *, far: bool
 ) -> Result | None:
     """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
     result: Result | None = None
@@ -299,7 +326,8 @@ async def _run(
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 nursery.start_soon(_watch, signals, coordinator, folder, scope, caught)
-                result = await coordinator.run()
+                async with _session(far=far):
+                    result = await coordinator.run()
             nursery.cancel_scope.cancel()
     return result
 
@@ -322,6 +350,27 @@ async def _watch(
 
 async def _connect(folder: RunFolder, rank: int) -> Connection:
     return await local.connect(folder.worker(rank), f"{folder.run}.{rank}")
+
+
+def _connector(loaded: LoadedJob, folder: RunFolder) -> Connect:
+    """Return what makes connections: to processes here, or to the hosts that are listed."""
+    if not loaded.job.worker:
+        return partial(_connect, folder)
+    from runner.transports.ssh import Machines  # noqa: PLC0415 - asyncssh is slow to import
+
+    return Machines(loaded.job.ssh, loaded.machines(), folder.run, folder.folder / "host_keys").connect
+
+
+@asynccontextmanager
+async def _session(*, far: bool) -> AsyncIterator[None]:
+    """Have asyncio's loop run beside trio's tasks while there are connections over SSH."""
+    if not far:
+        yield
+        return
+    from runner.transports.ssh import session  # noqa: PLC0415 - likewise
+
+    async with session():
+        yield
 
 
 def _say(text: str) -> None:

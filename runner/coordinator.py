@@ -99,8 +99,9 @@ class Coordinator:
                 with threadpool_limits(1, user_api="blas"):  # its threads would slow the workers
                     async with trio.open_nursery() as self._fleet.nursery:
                         finish = await self._rounds(own)
+                        done = finish.status == "completed" and not self._job.ssh.keep
                         with trio.CancelScope(shield=True):
-                            await self._fleet.close()
+                            await self._fleet.close(done=done)
         except BaseException as e:
             error = leaf(e)
             if isinstance(error, trio.Cancelled):

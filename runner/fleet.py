@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -116,13 +117,13 @@ class Fleet:
         if connection is not None:
             await connection.close()
 
-    async def close(self) -> None:
-        """Let go of all workers at the end of a run."""
+    async def close(self, *, done: bool = False) -> None:
+        """Let go of all workers at the end of a run; `done`: it is complete."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers.values():
                 worker.output.close()
                 if worker.connection is not None:
-                    nursery.start_soon(worker.connection.close)
+                    nursery.start_soon(partial(worker.connection.close, done=done))
                     worker.connection = None
 
     def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:

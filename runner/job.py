@@ -9,11 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from runner import ownmethod
 from runner.arrays import sha256_of
 from runner.draws import Draw
+from runner.hosts import Host, Ssh
 from runner.optimizers import DEFAULTS, Settings
 from runner.recipe import METHODS, Recipe
 from runner.simjob import DRAWN, Sim
@@ -38,6 +39,7 @@ ROUNDS = Path(__file__).parent / "scaffold" / "roundlog_rounds.py"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
 _METHOD = ", ".join(f'"{name}"' for name in METHODS) + ' or "module:function", your own beside the job file'
+_WORKERS = "a whole number from 1 to 10000; where hosts are listed they are counted"
 _PATTERNS = 'a list of patterns of array names, such as ["*.running_mean"]'
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -189,10 +191,13 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     rounds: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number from 0 to 2**63 - 1")] = 0
-    workers: Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+    workers: Annotated[int, Meta(ge=1, le=10_000, description=_WORKERS)]
     spares: Annotated[
         int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: idle until one is needed")
     ] = 0
+    hosts: Annotated[Text | None, Meta(description="the path of a file of hosts, one a line")] = None
+    worker: Annotated[tuple[Host, ...], Meta(description="[[worker]] tables, each with a host")] = ()
+    ssh: Annotated[Ssh, Meta(description="a table")] = Ssh()
     params: Annotated[Params, Meta(description="a table")] = Params()
     train: Annotated[Train, Meta(description="a table")] = Train()
     sim: Annotated[Sim | None, Meta(description="a table: workers are simulated")] = None
@@ -233,6 +238,15 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
     secrets: dict[str, str]
     chaos: dict[str, Any] | None = None
     """What a chaos file said, for the log."""
+
+    def machines(self) -> tuple[Host, ...]:
+        """Return the listed hosts, the paths of their keys made absolute."""
+        return tuple(
+            host
+            if host.key is None
+            else structs.replace(host, key=str(self.folder / Path(host.key).expanduser()))
+            for host in self.job.worker
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the job as it goes into the log: resolved, secrets by name only."""

@@ -14,11 +14,13 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from runner import simjob
 from runner.arrays import FORMS
 from runner.chaos import Chaos
 from runner.errors import JobError, Problem
+from runner.hosts import Host, parse_line, resolved
 from runner.job import COMMAND, RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
 from runner.optimizers import USES, Settings
 from runner.recipe import METHODS
@@ -40,6 +42,7 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     """
     raw, check = _read(file)
     folder = file.resolve().parent
+    check.hosts(raw, folder)
     check.table(raw, Job, "")
     check.meaning(raw, folder, environ)
     check.done(str(file))
@@ -85,8 +88,8 @@ def _read(file: Path) -> tuple[dict[str, Any], _Check]:
         raise JobError(shown, [_syntax(str(e))]) from e
 
 
-_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos")
-"""Parts of a job that may differ when a run is resumed; the log's are used."""
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos", "hosts", "worker", "ssh")
+"""Parts of a job that may differ when a run is resumed; the log's are used, but the job file's hosts."""
 
 
 def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
@@ -115,9 +118,23 @@ def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ)
     secrets = {name: environ.get(name, "") for name in job.train.secrets}
     loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
     problems += _changes(described, loaded, environ)
+    loaded = _with_hosts_of_now(loaded, environ)
     if problems:
         raise JobError(str(file), problems)
     return loaded
+
+
+def _with_hosts_of_now(loaded: LoadedJob, environ: Mapping[str, str]) -> LoadedJob:
+    """Take the hosts from the job file, if they are as many: a machine may have come back elsewhere."""
+    if not loaded.job.worker:
+        return loaded
+    try:
+        now = load(loaded.file, environ).job
+    except JobError:
+        return loaded
+    if len(now.worker) != len(loaded.job.worker):
+        return loaded
+    return replace(loaded, job=replace(loaded.job, worker=now.worker, ssh=now.ssh))
 
 
 def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:
@@ -234,6 +251,60 @@ class _Check:
         line = self.lines.get(key) or self.lines.get(key.rpartition(".")[0])
         self.problems.append(Problem(key, received, allowed, line))
         self.wrong.add(key)
+
+    def hosts(self, raw: dict[str, Any], folder: Path) -> None:
+        """Put the workers that are listed as hosts, here or in a file, into one list, and count them."""
+        tables = raw.get("worker", [])
+        if not ("hosts" in raw or "worker" in raw) or not isinstance(tables, list):
+            return
+        listed: list[Host] = []
+        for number, entry in enumerate(tables):
+            key = f"worker[{number}]"
+            before = len(self.problems)
+            if not isinstance(entry, dict):
+                self.add(key, _show(entry), "a table with a host")
+                continue
+            self.table(entry, Host, f"{key}.")
+            if len(self.problems) == before:
+                try:
+                    listed.append(resolved(msgspec.convert(entry, Host)))
+                except ValueError as e:
+                    self.add(f"{key}.host", str(e), _allowed(_hints(Host)["host"]))
+        if isinstance(raw.get("hosts"), str):
+            listed += self._hosts_file(folder / raw["hosts"])
+        for index, host in enumerate(listed):
+            if host.host_key not in {None, "known", "accept-new"} and " " not in str(host.host_key):
+                self.add(
+                    f"worker[{index}].host_key", _show(host.host_key), _allowed(_hints(Host)["host_key"])
+                )
+        spares = raw.get("spares", 0)
+        if "workers" in raw:
+            self.add("workers", f"{_show(raw['workers'])} beside listed hosts", "none: hosts are counted")
+        elif "sim" in raw:
+            self.add("worker", "is given", "none beside [sim]: simulated workers have no host")
+        elif not self.problems and isinstance(spares, int) and len(listed) <= spares:
+            self.add("spares", f"{_show(spares)} with {len(listed)} hosts", "fewer than there are hosts")
+        raw["worker"] = [msgspec.to_builtins(host) for host in listed]
+        if isinstance(spares, int):
+            raw["workers"] = max(len(listed) - spares, 1)
+
+    def _hosts_file(self, path: Path) -> list[Host]:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            self.add("hosts", f"can't read {str(path)!r}: {getattr(e, 'strerror', e)}", "a file of hosts")
+            return []
+        listed: list[Host] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                host = parse_line(line)
+            except ValueError as e:
+                self.add("hosts", f"{path.name}:{number}: {e}", "a host and key=value, one a line")
+            else:
+                listed += [host] if host is not None else []
+        if not lines or not (listed or self.problems):
+            self.add("hosts", f"{path.name} lists no host", "one a line")
+        return listed
 
     def table(self, raw: Any, cls: type[Struct], prefix: str) -> None:
         """Check the types and ranges of one table, key by key."""

@@ -146,7 +146,7 @@ class LocalConnection:
             await process.wait(), {name: size for name in expect if (size := self._size(name)) is not None}
         )
 
-    async def close(self) -> None:
+    async def close(self, *, done: bool = False) -> None:  # noqa: ARG002 - what is here stays
         """End every process that carries this worker's mark."""
         await in_thread(end_marked, self._mark)
         self._spare.unlink(missing_ok=True)

@@ -235,7 +235,7 @@ class SimConnection:
                 self._ready[name] = len(self._report())
         return Ended(0, dict(self._ready))
 
-    async def close(self) -> None:
+    async def close(self, *, done: bool = False) -> None:
         """Do nothing: nothing is open."""
 
     def _report(self) -> str:
