@@ -32,6 +32,7 @@ from runner.errors import JobError, LogError, RoundlogError, RunError
 from runner.fleet import Connect
 from runner.grouped import leaf
 from runner.job import LoadedJob
+from runner.jobagain import from_log
 from runner.live import Background, Bar, Lines
 from runner.past import Past
 from runner.recorder import Continue, Listener, Recorder, lock
@@ -122,7 +123,7 @@ def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
         raise RunError(f"{log}: nothing to resume: the run is complete")
     if past.params_sha256 is None:
         raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
-    loaded = jobfile.from_log(past.job)
+    loaded = from_log(past.job)
     folder = RunFolder.of(log)
     simulation = _simulation(loaded, folder, past)
     gone = 0 if simulation else max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)

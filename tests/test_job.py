@@ -72,7 +72,7 @@ def test_all_mistakes_at_once(tmp_path: Path):
         tmp_path,
         """name = "no spaces please"
 rounds = 0
-worker = 2
+wrokers = 2
 [params]
 file = "params.npy"
 command = "x"
@@ -91,9 +91,11 @@ quorum = 1.5
         "name": "job.toml:1: name: received 'no spaces please'; allowed: "
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
-        "worker": "job.toml:3: worker: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, spares, params, train, sim, evaluate, aggregate, deadlines, policy",
-        "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
+        "wrokers": "job.toml:3: wrokers: unknown key (did you mean 'workers'?); allowed: "
+        "name, rounds, seed, workers, spares, hosts, worker, ssh, params, train, sim, evaluate, aggregate, "
+        "deadlines, policy",
+        "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000; "
+        "where hosts are listed they are counted",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
         "file (path of an .npz, .npy or .safetensors file), command (writes $ROUNDLOG_PARAMS)",
         "train.comand": "job.toml:8: train.comand: unknown key (did you mean 'command'?); allowed: "

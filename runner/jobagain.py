@@ -1,0 +1,95 @@
+"""The job of a run that is gone on with: as its log has it, and what of it may have changed since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from runner.errors import JobError, Problem
+from runner.job import Job, LoadedJob
+from runner.jobfile import load
+
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos", "hosts", "worker", "ssh")
+"""Parts of a job that may differ when a run is resumed; the log's are used, but the job file's hosts."""
+
+
+def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
+    """Return the job of a run that is gone on with, as the log has it.
+
+    Args:
+        described: the job of the log's run_start.
+        environ: where the values of secrets are looked up.
+
+    Raises:
+        JobError: a secret is not set, or the job file or a file it sends was changed in a way that matters.
+    """
+    parts = {key: value for key, value in described.items() if key in Job.__struct_fields__}
+    file = Path(described["file"])
+    try:
+        job = msgspec.convert(parts, Job)
+    except msgspec.ValidationError as e:
+        raise JobError(
+            str(file), [Problem("log", f"its job can't be read: {e}", "a log of this version")]
+        ) from e
+    problems = [
+        Problem("train.secrets", f"{name!r} is not set in this environment", f"export {name}=... first")
+        for name in job.train.secrets
+        if not environ.get(name)
+    ]
+    secrets = {name: environ.get(name, "") for name in job.train.secrets}
+    loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
+    problems += _changes(described, loaded, environ)
+    loaded = _with_hosts_of_now(loaded, environ)
+    if problems:
+        raise JobError(str(file), problems)
+    return loaded
+
+
+def _with_hosts_of_now(loaded: LoadedJob, environ: Mapping[str, str]) -> LoadedJob:
+    """Take the hosts from the job file, if they are as many: a machine may have come back elsewhere."""
+    if not loaded.job.worker:
+        return loaded
+    try:
+        now = load(loaded.file, environ).job
+    except JobError:
+        return loaded
+    if len(now.worker) != len(loaded.job.worker):
+        return loaded
+    return replace(loaded, job=replace(loaded.job, worker=now.worker, ssh=now.ssh))
+
+
+def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:
+    same = "what it was when the run began; else start a new run"
+    try:
+        now = load(loaded.file, environ).describe()
+    except JobError:
+        now = described  # not there or broken: the log has all it takes
+    ours, logs = _leaves(msgspec.json.decode(msgspec.json.encode(now))), _leaves(described)  # as a log has it
+    found = [
+        Problem(key, f"received {ours.get(key)!r}, was {logs.get(key)!r}", same)
+        for key in sorted(ours.keys() | logs.keys())
+        if key.split(".")[0] not in _MAY_CHANGE and ours.get(key) != logs.get(key)
+    ]
+    try:
+        sent = loaded.sent_sha256()
+    except OSError as e:
+        return [*found, Problem("train.files", f"{e.filename}: {e.strerror}", same)]
+    before = described.get("sent_sha256", {})
+    changed = sorted(name for name in {*sent, *before} if sent.get(name) != before.get(name))
+    return found + [Problem("train.files", f"{name} was changed", same) for name in changed]
+
+
+def _leaves(described: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's values by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in described.items():
+        if isinstance(value, dict) and value:
+            leaves.update({f"{key}.{inner}": leaf for inner, leaf in _leaves(value).items()})
+        else:
+            leaves[key] = list(value) if isinstance(value, tuple) else value
+    return leaves
