@@ -304,6 +304,9 @@ class _Check:
         ):
             if name in self._part(raw, table):
                 self.add(f"{table}.{name}", "is given", never + why)
+        for name in ("hosts", "worker", "ssh"):
+            if name in raw:
+                self.add(name, "is given", never + "no machine is used")
         workers, spares = raw.get("workers"), raw.get("spares", 0)
         known = isinstance(workers, int) and isinstance(spares, int)
         nodes = workers + spares if known else None

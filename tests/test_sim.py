@@ -279,6 +279,7 @@ def test_what_is_wrong_with_a_simulation(tmp_path: Path):
         train={"command": "true"},
         evaluate={"command": "true"},
         deadlines={"idle_s": 3},
+        worker=[{"host": "example.org"}],
     )
     found = problems(job)
     assert set(found) == {
@@ -296,6 +297,8 @@ def test_what_is_wrong_with_a_simulation(tmp_path: Path):
         "train.command",
         "evaluate.command",
         "deadlines.idle_s",
+        "worker",
+        "workers",  # as many as are listed
     }
     assert "a list of ranks, whole numbers from 0 to 3" in found["sim.faults[0].ranks"]
 
