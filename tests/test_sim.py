@@ -279,7 +279,7 @@ def test_what_is_wrong_with_a_simulation(tmp_path: Path):
         train={"command": "true"},
         evaluate={"command": "true"},
         deadlines={"idle_s": 3},
-        worker=[{"host": "example.org"}],
+        worker=[{"host": f"h{i}.example.org"} for i in range(4)],
     )
     found = problems(job)
     assert set(found) == {
@@ -298,7 +298,6 @@ def test_what_is_wrong_with_a_simulation(tmp_path: Path):
         "evaluate.command",
         "deadlines.idle_s",
         "worker",
-        "workers",  # as many as are listed
     }
     assert "a list of ranks, whole numbers from 0 to 3" in found["sim.faults[0].ranks"]
 
