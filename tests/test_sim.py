@@ -298,6 +298,7 @@ def test_what_is_wrong_with_a_simulation(tmp_path: Path):
         "evaluate.command",
         "deadlines.idle_s",
         "worker",
+        "workers",  # hosts are counted, so it may not be given beside them
     }
     assert "a list of ranks, whole numbers from 0 to 3" in found["sim.faults[0].ranks"]
 
