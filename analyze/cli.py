@@ -213,7 +213,7 @@ def sql(
             _parquet(database, query, output)
             return
         database.fence()
-        cursor = database.con.execute(query)
+        cursor = database.execute(query)
         described = cursor.description or []
         text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
         if output is None:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
+from analyze import lazy
 from analyze.load import Loader, Log, make_tables
 from analyze.shapes import columns
 from schemas.events import VERSION
@@ -35,15 +35,23 @@ class Database:
     logs: list[Log] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Logs that gave nothing, in words."""
+    _tables: lazy.Tables | None = None
 
     @property
     def damaged(self) -> bool:
         """Say whether anything of any log is lost."""
         return bool(self.problems) or any(log.damaged for log in self.logs)
 
+    def execute(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
+        """Run a query after making what it rests on."""
+        if self._tables is None:
+            self._tables = lazy.Tables(self.con)
+        self._tables.need(query)
+        return self.con.execute(query, parameters)
+
     def rows(self, query: str, *parameters: Any) -> list[Row]:
         """Return the rows of a query of ours as dicts."""
-        cursor = self.con.execute(query, list(parameters))
+        cursor = self.execute(query, parameters)
         names = [column[0] for column in cursor.description or []]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -128,12 +136,10 @@ def empty() -> duckdb.DuckDBPyConnection:
 
 
 def _make_views(con: duckdb.DuckDBPyConnection, *, documented: bool) -> None:
-    text = (files("analyze") / "views.sql").read_text(encoding="utf-8")
-    views, mark, documents = text.partition("\n-- What each view")
-    con.execute(views)
+    lazy.make(con)
     if not documented:
         return
-    con.execute(mark + documents)
+    lazy.document(con)
     for name, shape in columns().items():
         if name != "run":
             doc = shape.doc.replace("'", "''")

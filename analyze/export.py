@@ -17,6 +17,7 @@ from typing import Any
 
 import duckdb
 
+from analyze import lazy
 from analyze.terminal import Column, joined, table
 
 FORMATS = ("table", "csv", "json", "parquet")
@@ -83,6 +84,7 @@ def write_parquet(con: duckdb.DuckDBPyConnection, query: str, path: Path) -> Non
     Raises:
         NoResultError: the statement has no result.
     """
+    lazy.Tables(con).need(query)
     relation = con.sql(query)
     if relation is None:
         raise NoResultError("the statement has no result to write as parquet")

@@ -1,5 +1,6 @@
 -- The questions that can be asked of loaded logs. Every view and column is documented at its end.
--- Tables in the schema "store" are computed once a load; they are no part of the promise. Views in "main" are.
+-- Tables in the schema "store" are computed when a query first needs them (see lazy.py); they are no part of the
+-- promise. Views in "main" are.
 -- Times are microseconds in columns ending in _us, which add up exactly, and seconds in those ending in _s.
 
 -- One row a try of a round. A try's number rises strictly, also where the log is damaged.
@@ -430,8 +431,6 @@ FROM store.rounds r JOIN store.runs u USING (run_no) WHERE r.done GROUP BY ALL;
 CREATE VIEW last_metrics AS
 SELECT run, run_no, name, source, value, round FROM round_metrics
 QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) = 1;
-
-CREATE VIEW schema_info AS SELECT 1 AS views_version, 1 AS events_version;
 
 -- What each view and column means. Columns of "events" that the contract names are documented from the contract.
 
