@@ -1,7 +1,7 @@
 """Makes the views of views.sql, and the tables under them when a query first needs them; asks no question.
 
 A table in "store" begins empty. Before a query runs, every table that it may rest on is filled: computed
-once, and only if asked for. Any word of the query that is the name of a view or table counts as asking for it.
+once, and only if asked for. Any word of the query that is the name of a view or table counts as asking.
 """
 
 from __future__ import annotations

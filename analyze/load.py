@@ -27,6 +27,8 @@ from analyze.shapes import NULL, Field, of_kind
 from schemas.events import BY_KIND
 
 MICRO = 1_000_000
+PILE_ROWS = 100_000
+"""Events of one kind put into the database at once."""
 OTHER = "other"
 """Where events of kinds that we do not know are."""
 
@@ -105,6 +107,7 @@ class Loader:
         self._con = con
         self._log_no = 0
         self._runs: dict[tuple[int, str], int] = {}
+        self._piles: dict[str, list[Any]] = {}
 
     def load(self, path: Path) -> Log:
         """Load one file.
@@ -117,6 +120,7 @@ class Loader:
         gc.disable()
         # One transaction a file: committing each batch takes longer than filling it in.
         self._con.begin()
+        self._piles.clear()
         try:
             log = self._load(path)
         except BaseException:
@@ -139,10 +143,12 @@ class Loader:
             log.running = is_locked(file.fileno())
             for chunk in chunks(file):
                 batches, bad = reader.read(chunk)
-                log.lines += len(chunk.lines)
+                log.lines += chunk.count
                 rejects += bad
                 for batch in batches:
                     self._insert(batch, numbers)
+            for kind in list(self._piles):
+                self._flush(kind)
             size = os.lseek(file.fileno(), 0, os.SEEK_CUR)
             rejects += self._out_of_order(file.fileno(), numbers, [r.line for r in rejects], log)
         rejects.sort(key=lambda r: r.line)
@@ -191,11 +197,52 @@ class Loader:
         self._con.unregister("batch")
 
     def _insert(self, batch: Batch, numbers: _Numbers) -> None:
+        made = self._from_table(batch) if batch.table is not None else self._from_columns(batch)
+        numbers.line.append(batch.lines)
+        numbers.seq.append(np.asarray(made["seq"]))
+        numbers.t_us.append(made["t_us"])
+        numbers.run_no.append(made["run_no"])
+
+    def _from_table(self, batch: Batch) -> dict[str, Any]:
+        import pyarrow as pa  # noqa: PLC0415 - small logs do without
+
+        table = batch.table
+        runs = table.column("run").combine_chunks().dictionary_encode()
+        numbers = self._run_numbers(runs.dictionary.to_pylist())
+        made = {
+            "run_no": numbers[runs.indices.to_numpy()],
+            "line": batch.lines,
+            "byte_offset": batch.offsets,
+            "t_us": _micro(table.column("t").to_numpy()),
+        }
+        table = table.drop_columns("run")
+        if "duration_s" in table.column_names:
+            made["duration_us"] = _micro(table.column("duration_s").to_numpy())
+        for name, array in made.items():
+            table = table.append_column(name, pa.array(array))
+        pile = self._piles.setdefault(batch.kind, [])
+        pile.append(table)
+        if sum(map(len, pile)) >= PILE_ROWS:
+            self._flush(batch.kind)
+        return made | {"seq": batch.table.column("seq").to_numpy()}
+
+    def _flush(self, kind: str) -> None:
+        """Put into the database what was read in bulk; the more rows at once the less each takes."""
+        import pyarrow as pa  # noqa: PLC0415 - small logs do without
+
+        table = pa.concat_tables(self._piles.pop(kind))
+        names = ", ".join(f'"{name}"' for name in table.column_names)
+        self._con.register("batch", table)
+        # Names come from the contract, never from a log.
+        self._con.execute(f"INSERT INTO {_table(kind)} ({names}) SELECT {names} FROM batch")  # noqa: S608
+        self._con.unregister("batch")
+
+    def _from_columns(self, batch: Batch) -> dict[str, Any]:
         made: dict[str, Any] = {}
         casts: dict[str, str] = {}
         for shape, column in zip(batch.fields, batch.columns, strict=True):
             if shape.name == "run":
-                made["run_no"] = run_no = self._run_numbers(column)
+                made["run_no"] = self._run_numbers(column)
             elif (array := _column(shape, column)) is not None:
                 made[shape.name] = array
                 if shape.base in (dict, list):
@@ -211,10 +258,7 @@ class Loader:
             made["extra"] = np.array(batch.extras, dtype=object)
             casts["extra"] = "JSON"
         self._from_arrays(_table(batch.kind), made, casts)
-        numbers.line.append(made["line"])
-        numbers.seq.append(made["seq"])
-        numbers.t_us.append(made["t_us"])
-        numbers.run_no.append(run_no)
+        return made
 
     def _run_numbers(self, column: Sequence[str]) -> Int64:
         numbers = {
