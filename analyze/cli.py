@@ -22,6 +22,7 @@ from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glyphs import SETS, choose
 from analyze.report import gantt_lines, stories, summary_lines, write_report
+from analyze.source import found, stem
 from analyze.terminal import Column, Paper, joined, sentence, table
 from schemas.text import encoding, printable
 
@@ -117,7 +118,7 @@ def cli() -> None:
 def report(log: Path, output: Path | None, width: int | None, glyphs: str, workers: int) -> None:
     """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
     paper = _paper(width, glyphs)
-    stem = log.name.removesuffix(".jsonl")
+    name = stem(log)
     with _logs([log]) as database:
         for i, story in enumerate(stories(database)):
             if i:
@@ -126,7 +127,7 @@ def report(log: Path, output: Path | None, width: int | None, glyphs: str, worke
             click.echo(joined(summary_lines(story, paper)), nl=False)
             sys.stdout.flush()
             folder = output or log.parent
-            for path in write_report(database, story, folder, stem if not i else f"{stem}-{i + 1}"):
+            for path in write_report(database, story, folder, name if not i else f"{name}-{i + 1}"):
                 _say(f"wrote {path}")
 
 
@@ -161,18 +162,12 @@ def summary(log: Path, width: int | None) -> None:
 
 def _found(names: Iterable[str], folder: str) -> list[Path]:
     """Return the logs named, those in the folders named, or those in the default folder."""
-    paths: list[Path] = []
-    for name in list(names) or [folder]:
-        path = Path(name)
-        if path.is_dir():
-            inside = sorted(path.glob("*.jsonl"))
-            if not inside:
-                raise NothingUsableError(
-                    f"no logs in {path}", "a log is written by 'runner start' as runs/<run>.jsonl"
-                )
-            paths += inside
-        else:
-            paths.append(path)
+    wanted = list(names) or [folder]
+    paths = found(wanted)
+    if all(path.is_dir() for path in paths):
+        raise NothingUsableError(
+            f"no logs in {paths[0]}", "a log is written by 'runner start' as runs/<run>.jsonl"
+        )
     return paths
 
 

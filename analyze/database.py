@@ -84,6 +84,15 @@ class Database:
             yield view, comment or "", found
 
 
+def _identity(path: Path) -> object:
+    """Return what two names of one file have in common."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path
+    return (found.st_dev, found.st_ino)
+
+
 def _why_unreadable(path: Path, error: OSError) -> str:
     if path.is_dir():
         return f"{path} is a directory"
@@ -105,11 +114,11 @@ def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Datab
         make_tables(con)
         database = Database(con)
         loader = Loader(con)
-        seen: set[Path] = set()
+        seen: set[object] = set()
         for path in paths:
-            if (real := path.resolve()) in seen:
+            if (which := _identity(path)) in seen:
                 continue
-            seen.add(real)
+            seen.add(which)
             try:
                 log = loader.load(path)
             except OSError as e:

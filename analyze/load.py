@@ -6,7 +6,6 @@ The tables are in the schema ``store``: ``logs`` (a row a file), ``runs`` (a row
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 from collections.abc import Iterable, Sequence
@@ -19,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.json import encode
 
+from analyze import source
 from analyze.fast import Int64
 from analyze.lines import HEAD_BYTES, chunks
-from analyze.order import faults
+from analyze.order import faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
 from analyze.shapes import NULL, Field, of_kind
+from analyze.source import stem
 from schemas.events import BY_KIND
 
 MICRO = 1_000_000
@@ -36,7 +37,7 @@ TABLES = """
 CREATE SCHEMA store;
 CREATE TABLE store.logs (
     log_no INTEGER, file VARCHAR, size_bytes BIGINT, lines BIGINT, running BOOLEAN,
-    oldest_version BIGINT, newest_version BIGINT);
+    oldest_version BIGINT, newest_version BIGINT, shuffled BIGINT, cut VARCHAR);
 CREATE TABLE store.runs (run_no INTEGER, log_no INTEGER, run VARCHAR);
 CREATE TABLE store.rejects (
     log_no INTEGER, line BIGINT, byte_offset BIGINT, length BIGINT, reason VARCHAR, detail VARCHAR,
@@ -56,11 +57,15 @@ class Log:
     missing: int = 0
     newest_version: int | None = None
     running: bool = False
+    shuffled: int = 0
+    """Events that are not where they were written: the lines were sorted or shuffled."""
+    cut: str = ""
+    """What of a compressed file could not be read, in words."""
 
     @property
     def damaged(self) -> bool:
         """Say whether anything of the log is lost."""
-        return bool(self.rejects or self.missing)
+        return bool(self.rejects or self.missing or self.shuffled or self.cut)
 
 
 @dataclass(slots=True)
@@ -88,16 +93,6 @@ def make_tables(con: duckdb.DuckDBPyConnection) -> None:
 
 def _table(kind: str) -> str:
     return f"store.events_{kind if kind in BY_KIND else OTHER}"
-
-
-def is_locked(fd: int) -> bool:
-    """Say whether a runner holds the log: it does as long as it lives."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
 
 
 class Loader:
@@ -136,11 +131,11 @@ class Loader:
     def _load(self, path: Path) -> Log:
         log = Log(path)
         self._log_no += 1
-        reader = Reader(path.name.removesuffix(".jsonl"))
+        reader = Reader(stem(path))
         numbers = _Numbers()
         rejects: list[Reject] = []
-        with path.open("rb", buffering=0) as file:
-            log.running = is_locked(file.fileno())
+        with source.opened(path) as opened:
+            file, log.running, log.cut = opened.file, opened.running, opened.cut
             for chunk in chunks(file):
                 batches, bad = reader.read(chunk)
                 log.lines += chunk.count
@@ -157,7 +152,7 @@ class Loader:
         log.newest_version = reader.newest_version
         self._write_rejects(rejects)
         self._con.execute(
-            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 self._log_no,
                 str(path),
@@ -166,6 +161,8 @@ class Loader:
                 log.running,
                 reader.oldest_version,
                 log.newest_version,
+                log.shuffled,
+                log.cut or None,
             ],
         )
         return log
@@ -281,6 +278,9 @@ class Loader:
         found: dict[int, tuple[str, str]] = {}
         for run in np.unique(run_no):
             at = np.flatnonzero(run_no == run)
+            if out_of_place := is_shuffled(seq[at]):
+                log.shuffled += out_of_place
+                at = at[np.argsort(seq[at], kind="stable")]
             mine = faults(seq[at], t_us[at])
             found |= {int(line[at[i]]): why for i, why in mine.items()}
         rejects = self._take_out(fd, found)
@@ -288,13 +288,16 @@ class Loader:
         left = ~np.isin(line, gone)
         for run in np.unique(run_no[left]):
             at = np.flatnonzero(left & (run_no == run))
+            if log.shuffled:
+                at = at[np.argsort(seq[at], kind="stable")]
             log.missing += self._note_gaps(int(run), line[at], seq[at], gone)
         return rejects
 
     def _note_gaps(self, run: int, line: Int64, seq: Int64, gone: Int64) -> int:
         """Note the events missing between those there are, as far as no bad line stands in their place."""
         before = np.concatenate(([0], np.searchsorted(gone, line[:-1]))) if len(line) else np.array([0])
-        bad_between = np.searchsorted(gone, line) - before
+        # Where lines were shuffled, a bad line is in no place that says what it was.
+        bad_between = np.maximum(np.searchsorted(gone, line) - before, 0)
         missing = np.diff(seq, prepend=-1) - 1 - bad_between
         rows = [[self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)]
         if rows:

@@ -39,6 +39,20 @@ def longest_in_order(values: Sequence[float], *, strict: bool) -> list[int]:
     return kept[::-1]
 
 
+def is_shuffled(seq: npt.NDArray[np.int64]) -> int:
+    """Return how many events are out of place if so many are that the lines were sorted or shuffled, else 0.
+
+    A tenth of at least 20 events; fewer are single lines that were moved.
+    """
+    # A line's place is wrong where a number that came before is greater; a log in order has none.
+    out = int(np.count_nonzero(seq < np.maximum.accumulate(seq)))
+    if len(seq) < 20 or out * 10 < len(seq):
+        return 0
+    # One number that is far too great puts all after it out of place: take what can't be kept in order.
+    lost = len(seq) - len(longest_in_order(seq.tolist(), strict=False))
+    return out if lost * 10 >= len(seq) and len(np.unique(seq)) > len(seq) * 0.6 else 0
+
+
 def faults(seq: npt.NDArray[np.int64], t_us: npt.NDArray[np.int64]) -> dict[int, tuple[str, str]]:
     """Return reason and detail for each event of one run, in the order of lines, that is out of order."""
     found: dict[int, tuple[str, str]] = {}

@@ -173,6 +173,12 @@ def damage_sentences(damage: Rows) -> list[str]:
             told.append(
                 f"{row['lines']} events missing without a trace, first before line {row['first_line']}"
             )
+        elif row["reason"] in {"out of place", "cut off"}:
+            told.append(
+                f"{row['lines']} events out of place: {row['example']}"
+                if row["reason"] == "out of place"
+                else row["example"]
+            )
         else:
             lines = "1 line" if row["lines"] == 1 else f"{row['lines']} lines"
             example = f" ({row['example']})" if row["example"] else ""
