@@ -62,6 +62,8 @@ def _options(kind: str) -> Any:
 def read(text: bytes, starts: Int64, ends: Int64) -> list[tuple[str, Any, Int64]]:
     """Return the lines taken by kind, as an Arrow table and their places; a newline is at each of `ends`."""
     made: list[tuple[str, Any, Int64]] = []
+    if len(text) < 64:
+        return made
     data = np.frombuffer(text, dtype=np.uint8)
     plain = (ends - starts > 2) & (ends - starts < MAX_LINE_BYTES)
     plain &= (data[starts % len(data)] == ord("{")) & (data[ends - 1] == ord("}"))

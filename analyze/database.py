@@ -11,10 +11,12 @@ from typing import Any
 
 import duckdb
 
-from analyze import lazy
+from analyze import explain, lazy
 from analyze.load import Loader, Log, make_tables
 from analyze.shapes import columns
-from schemas.events import VERSION
+from analyze.source import stem
+from schemas.events import MAX_LINE_BYTES, VERSION
+from schemas.upcast import Place
 
 Row = dict[str, Any]
 
@@ -63,6 +65,26 @@ class Database:
                     f"{log.path} is of schema version {log.newest_version}, this analyzer knows {VERSION}: "
                     "what it does not know is kept in the column 'extra' of 'events'"
                 )
+
+    def explained(self, path: Path, number: int) -> Iterator[str]:
+        """Yield what became of one line of the first log, from 1.
+
+        Raises:
+            OSError: the log can't be read again.
+        """
+        reject = next(iter(self.rows("SELECT * FROM rejects WHERE line = ? LIMIT 1", number)), None)
+        event = next(iter(self.rows("SELECT * FROM events WHERE line = ? LIMIT 1", number)), None)
+        row = reject or event or {"byte_offset": 0}
+        offset = row["byte_offset"]
+        length = reject["length"] if reject else MAX_LINE_BYTES
+        raw = explain.raw_line(path, offset, length)
+        if event:
+            raw = raw.partition(b"\n")[0]
+            length = len(raw)
+        place = Place(run=stem(path), seq=number - 1, first_time=self.logs[0].first_time or 0.0)
+        yield from explain.lines(
+            raw, number=number, offset=offset, length=length, reject=reject, event=event, place=place
+        )
 
     def fence(self) -> None:
         """Let no query reach files, the network or the configuration from here on."""

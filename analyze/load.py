@@ -56,6 +56,8 @@ class Log:
     rejects: int = 0
     missing: int = 0
     newest_version: int | None = None
+    first_time: float | None = None
+    """What the first event of version 0 shows as its time."""
     running: bool = False
     shuffled: int = 0
     """Events that are not where they were written: the lines were sorted or shuffled."""
@@ -149,7 +151,7 @@ class Loader:
         rejects.sort(key=lambda r: r.line)
         log.rejects = len(rejects)
         log.events = log.lines - log.rejects
-        log.newest_version = reader.newest_version
+        log.newest_version, log.first_time = reader.newest_version, reader.first_time
         self._write_rejects(rejects)
         self._con.execute(
             "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

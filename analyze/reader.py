@@ -145,7 +145,7 @@ class Reader:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._first_time: float | None = None
+        self.first_time: float | None = None
         self._plain = PlainReader()
         self._layouts: dict[Any, _Layout] = {}
         self.newest_version: int | None = None
@@ -236,10 +236,10 @@ class Reader:
         time = event.get("time")
         if not isinstance(time, int | float) or isinstance(time, bool):
             raise NoEventError("wrong envelope", "time is not a number")
-        if self._first_time is None:
-            self._first_time = float(time)
+        if self.first_time is None:
+            self.first_time = float(time)
         try:
-            return upcast(event, Place(run=self._run, seq=number - 1, first_time=self._first_time))
+            return upcast(event, Place(run=self._run, seq=number - 1, first_time=self.first_time))
         except ValueError as e:
             raise NoEventError("wrong envelope", str(e)) from None
 

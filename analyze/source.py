@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import gzip
 import os
 import shutil
 import stat
@@ -120,17 +119,32 @@ def _copied(file: Any) -> Iterator[Source]:
 
 def _decompress(raw: BinaryIO, plain: BinaryIO, *, gzipped: bool) -> str:
     """Write what can be decompressed; returns what is wrong with the rest."""
-    if gzipped:
-        stream: Any = gzip.GzipFile(fileobj=raw)
-    else:
-        import pyarrow as pa  # noqa: PLC0415 - few logs need it
-
-        stream = pa.CompressedInputStream(raw, "zstd")
     written = 0
     try:
-        while piece := stream.read(_PIECE):
+        for piece in _gunzipped(raw) if gzipped else _unzstd(raw):
             written += plain.write(piece)
     except (OSError, EOFError, zlib.error) as e:
         what = "cut off" if isinstance(e, EOFError) or "truncated" in str(e).lower() else "damaged"
         return f"the compressed file is {what}: {written} bytes could be read"
     return ""
+
+
+def _gunzipped(raw: BinaryIO) -> Iterator[bytes]:
+    """Yield all that can be had, also of a file that is cut off; `gzip` would keep the last piece back."""
+    rest = b""
+    while data := rest or raw.read(_PIECE):
+        member = zlib.decompressobj(wbits=31)
+        while data:
+            yield member.decompress(data, _PIECE)
+            data = member.unconsumed_tail or (b"" if member.eof else raw.read(_PIECE))
+        if not member.eof:
+            raise EOFError
+        rest = member.unused_data.lstrip(b"\0")
+
+
+def _unzstd(raw: BinaryIO) -> Iterator[bytes]:
+    import pyarrow as pa  # noqa: PLC0415 - few logs need it
+
+    stream = pa.CompressedInputStream(raw, "zstd")
+    while piece := stream.read(64 * 1024):
+        yield piece
