@@ -1,4 +1,4 @@
-"""What may be named as a log, how a line is explained, what `analyze sql` takes; with real files and pipes."""
+"""What may be named as a log, how a line is explained, what `analyze sql` takes; real files and pipes."""
 
 from __future__ import annotations
 
