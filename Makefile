@@ -37,6 +37,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python tests/bench/append.py
 	$(BIN)/python tests/bench/load.py
 	$(BIN)/python tests/bench/rounds.py
+	$(BIN)/python tests/bench/sim.py
 	$(BIN)/python tests/bench/aggregate.py
 
 clean:

@@ -112,15 +112,22 @@ def cli() -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: the log's."
 )
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    help="Log of the same job without faults, to compare throughput with.",
+)
 @_width
 @_glyphs
 @_workers
-def report(log: Path, output: Path | None, width: int | None, glyphs: str, workers: int) -> None:
+def report(  # noqa: PLR0917 - click gives them by name
+    log: Path, output: Path | None, against: Path | None, width: int | None, glyphs: str, workers: int
+) -> None:
     """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
     paper = _paper(width, glyphs)
     name = stem(log)
-    with _logs([log]) as database:
-        for i, story in enumerate(stories(database)):
+    with _logs([log] if against is None else [log, against]) as database:
+        for i, story in enumerate(stories(database, against)):
             if i:
                 click.echo()
             click.echo(joined(gantt_lines(database, story, paper, workers=workers, wanted=None)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from schemas.events import MAX_LINE_BYTES, VERSION
 from schemas.upcast import Place
 
 Row = dict[str, Any]
+
+IN_MEMORY_BYTES = 256 * 1024 * 1024
+"""Logs that are larger together are loaded into a temporary file instead of memory."""
+MEMORY_LIMIT = "800MB"
+"""How much memory DuckDB may take for that file."""
 
 
 class NothingUsableError(Exception):
@@ -128,8 +134,7 @@ def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Datab
     Raises:
         NothingUsableError: no log holds an event.
     """
-    con = duckdb.connect(":memory:")
-    try:
+    with _connected(paths) as con:
         con.execute("SET autoinstall_known_extensions = false")
         con.execute("SET autoload_known_extensions = false")
         con.execute("SET enable_progress_bar = false")
@@ -154,8 +159,25 @@ def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Datab
             raise _nothing(database)
         _make_views(con, documented=documented)
         yield database
-    finally:
-        con.close()
+
+
+@contextmanager
+def _connected(paths: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Connect to a database in memory, or for large logs to one in a temporary file that needs little."""
+    size = 0
+    for path in paths:
+        with suppress(OSError):
+            size += path.stat().st_size
+    if size <= IN_MEMORY_BYTES:
+        with duckdb.connect(":memory:") as con:
+            yield con
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="roundlog-") as folder,
+        duckdb.connect(str(Path(folder) / "logs.duckdb")) as con,
+    ):
+        con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        yield con
 
 
 def empty() -> duckdb.DuckDBPyConnection:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from msgspec.json import encode
 from analyze import source
 from analyze.fast import Int64
 from analyze.lines import HEAD_BYTES, chunks
-from analyze.order import faults, is_shuffled
+from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
 from analyze.shapes import NULL, Field, of_kind
 from analyze.source import stem
@@ -68,16 +68,6 @@ class Log:
     def damaged(self) -> bool:
         """Say whether anything of the log is lost."""
         return bool(self.rejects or self.missing or self.shuffled or self.cut)
-
-
-@dataclass(slots=True)
-class _Numbers:
-    """What the order of the events is checked by, for all of a file."""
-
-    line: list[Int64] = field(default_factory=list)
-    seq: list[Int64] = field(default_factory=list)
-    t_us: list[Int64] = field(default_factory=list)
-    run_no: list[Int64] = field(default_factory=list)
 
 
 def make_tables(con: duckdb.DuckDBPyConnection) -> None:
@@ -134,7 +124,7 @@ class Loader:
         log = Log(path)
         self._log_no += 1
         reader = Reader(stem(path))
-        numbers = _Numbers()
+        checked = InOrder()
         rejects: list[Reject] = []
         with source.opened(path) as opened:
             file, log.running, log.cut = opened.file, opened.running, opened.cut
@@ -143,11 +133,12 @@ class Loader:
                 log.lines += chunk.count
                 rejects += bad
                 for batch in batches:
-                    self._insert(batch, numbers)
+                    self._insert(batch, checked)
+                checked.close_chunk()
             for kind in list(self._piles):
                 self._flush(kind)
             size = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-            rejects += self._out_of_order(file.fileno(), numbers, [r.line for r in rejects], log)
+            rejects += self._out_of_order(file.fileno(), checked, [r.line for r in rejects], log)
         rejects.sort(key=lambda r: r.line)
         log.rejects = len(rejects)
         log.events = log.lines - log.rejects
@@ -195,12 +186,9 @@ class Loader:
         self._con.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM batch")  # noqa: S608
         self._con.unregister("batch")
 
-    def _insert(self, batch: Batch, numbers: _Numbers) -> None:
+    def _insert(self, batch: Batch, checked: InOrder) -> None:
         made = self._from_table(batch) if batch.table is not None else self._from_columns(batch)
-        numbers.line.append(batch.lines)
-        numbers.seq.append(np.asarray(made["seq"]))
-        numbers.t_us.append(made["t_us"])
-        numbers.run_no.append(made["run_no"])
+        checked.add(made["run_no"], batch.lines, np.asarray(made["seq"]), made["t_us"])
 
     def _from_table(self, batch: Batch) -> dict[str, Any]:
         import pyarrow as pa  # noqa: PLC0415 - small logs do without
@@ -268,23 +256,38 @@ class Loader:
             return np.full(len(column), next(iter(numbers.values())), dtype=np.int64)
         return np.array([numbers[run] for run in column], dtype=np.int64)
 
-    def _out_of_order(self, fd: int, numbers: _Numbers, bad_lines: list[int], log: Log) -> list[Reject]:
+    def _out_of_order(self, fd: int, checked: InOrder, bad_lines: list[int], log: Log) -> list[Reject]:
         """Take out the events that don't fit those around them; note the gaps between the others."""
-        if not numbers.line:
+        if checked.in_order:
+            gone = np.array(sorted(bad_lines), dtype=np.int64)
+            log.missing = self._write_gaps(
+                [
+                    self._log_no,
+                    run,
+                    line,
+                    skipped - int(np.searchsorted(gone, line) - np.searchsorted(gone, before)),
+                ]
+                for run, before, line, skipped in checked.skips
+            )
             return []
-        line, seq, t_us, run_no = map(
-            np.concatenate, (numbers.line, numbers.seq, numbers.t_us, numbers.run_no)
+        mine = [number for (log_no, _), number in self._runs.items() if log_no == self._log_no]
+        line, seq, t_us, run_no = (
+            self._con.execute(
+                "SELECT line, seq, t_us, run_no FROM store.events "
+                "WHERE run_no IN (SELECT unnest(?)) ORDER BY line",
+                [mine],
+            )
+            .fetchnumpy()
+            .values()
         )
-        order = np.argsort(line, kind="stable")
-        line, seq, t_us, run_no = line[order], seq[order], t_us[order], run_no[order]
         found: dict[int, tuple[str, str]] = {}
         for run in np.unique(run_no):
             at = np.flatnonzero(run_no == run)
             if out_of_place := is_shuffled(seq[at]):
                 log.shuffled += out_of_place
                 at = at[np.argsort(seq[at], kind="stable")]
-            mine = faults(seq[at], t_us[at])
-            found |= {int(line[at[i]]): why for i, why in mine.items()}
+            odd = faults(seq[at], t_us[at])
+            found |= {int(line[at[i]]): why for i, why in odd.items()}
         rejects = self._take_out(fd, found)
         gone = np.array(sorted({*bad_lines, *found}), dtype=np.int64)
         left = ~np.isin(line, gone)
@@ -301,7 +304,12 @@ class Loader:
         # Where lines were shuffled, a bad line is in no place that says what it was.
         bad_between = np.maximum(np.searchsorted(gone, line) - before, 0)
         missing = np.diff(seq, prepend=-1) - 1 - bad_between
-        rows = [[self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)]
+        return self._write_gaps(
+            [self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)
+        )
+
+    def _write_gaps(self, gaps: Iterable[list[int]]) -> int:
+        rows = [gap for gap in gaps if gap[3] > 0]
         if rows:
             self._append("store.gaps", ["log_no", "run_no", "before_line", "missing"], rows)
         return sum(row[3] for row in rows)

@@ -25,13 +25,23 @@ class Story:
     losses: list[Row]
     open_work: list[Row]
     damage: list[Row]
+    resilience: Row | None = None
+    against: Row | None = None
+    """The resilience of the run it is compared with."""
 
 
-def stories(database: Database) -> Iterator[Story]:
-    """Yield each run of the loaded logs."""
+def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
+    """Yield each run of the loaded logs, but for the one that they are compared with."""
+    resilience = {row["run_no"]: row for row in database.rows("SELECT * FROM resilience")}
+    files = {run["run_no"]: run["file"] for run in database.rows("SELECT run_no, file FROM runs")}
+    other = next((no for no, file in files.items() if against is not None and file == str(against)), None)
     for run in database.rows("SELECT * FROM runs ORDER BY run_no"):
         no = run["run_no"]
+        if no == other:
+            continue
         yield Story(
+            resilience=resilience.get(no),
+            against=resilience.get(other) if other is not None else None,
             run=run,
             rounds=database.rows("SELECT * FROM rounds WHERE run_no = ? ORDER BY nth", no),
             metrics=database.rows(
@@ -98,6 +108,11 @@ def summary_lines(story: Story, paper: Paper) -> Iterator[str]:
         yield from ("", paper.paint("rejected or lost", bold=True))
         for line in told.loss_sentences(story.losses):
             yield from sentence(line, paper)
+    told_of = told.resilience_sentences(story.resilience, story.against)
+    if told_of:
+        yield from ("", paper.paint("how it stood faults", bold=True))
+        for line in told_of:
+            yield from sentence(line, paper)
     if story.damage:
         yield from ("", paper.paint("damage of the log", bold=True))
         for line in told.damage_sentences(story.damage):
@@ -152,6 +167,7 @@ def _page(database: Database, story: Story, made: list[Chart], inline: dict[str,
             "rounds": told.rounds_table(story.rounds, story.metrics, run),
             "workers_metrics": any(m["source"] == "workers" for m in story.metrics),
             "losses": told.loss_sentences(story.losses),
+            "resilience": told.resilience_sentences(story.resilience, story.against),
             "has_metrics": "metrics" in inline,
             "pictures": inline,
             "workers": html.workers_table(workers),

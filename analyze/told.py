@@ -165,6 +165,53 @@ def loss_sentences(losses: Rows) -> list[str]:
     return [printable(line) for line in told]
 
 
+def resilience_sentences(
+    row: Mapping[str, Any] | None, against: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Tell how a run stood faults; nothing where there were none and it isn't compared.
+
+    Args:
+        row: its row of the view ``resilience``.
+        against: that of a run without faults.
+    """
+    if row is None or not (row["faults"] or against):
+        return []
+    told = [
+        f"{_count(row['faults'], 'fault')}, {row['injected']} of them put in on purpose",
+        f"liveness {_percent(row['liveness'])}: share of worker time in which workers were up",
+        f"participation {_percent(row['participation'])}: mean share of {row['workers']} workers in a round",
+        f"committed: {_count(row['committed'], 'round')} in {_count(row['tries'], 'try', 'tries')}",
+        _recovery("next committed round", row["to_commit_s"], row["longest_to_commit_s"]),
+        _recovery("next one at full strength", row["to_strength_s"], row["longest_to_strength_s"]),
+    ]
+    if against is not None:
+        kept = row["commits_per_hour"] / against["commits_per_hour"] if against["commits_per_hour"] else None
+        told.append(
+            f"throughput {_percent(kept)} of that of run {against['run']}, in committed rounds an hour"
+        )
+    elif row["throughput"] is not None:
+        calm = _count(row["calm_rounds"], "round")
+        told.append(
+            f"throughput {_percent(row['throughput'])} of what it were if all rounds took as long as the "
+            f"{calm} without a fault ({duration(row['calm_s'])}); --against compares with another run"
+        )
+    return [printable(line) for line in told]
+
+
+def _recovery(what: str, median_s: float | None, longest_s: float | None) -> str:
+    if median_s is None:
+        return f"from a fault to the {what}: there was none"
+    return f"from a fault to the {what}: {duration(median_s)} (median), {duration(longest_s)} (longest)"
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{share * 100:.1f} %"
+
+
+def _count(number_: int, one: str, many: str | None = None) -> str:
+    return f"{number_} {one if number_ == 1 else many or one + 's'}"
+
+
 def damage_sentences(damage: Rows) -> list[str]:
     """Tell what of the log is lost, and what that may distort."""
     told = []

@@ -437,6 +437,72 @@ CREATE VIEW last_metrics AS
 SELECT run, run_no, name, source, value, round FROM round_metrics
 QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) = 1;
 
+-- How a run stood faults, injected and other.
+
+-- A worker's first trouble in each try of a round; to be too late for the others is none, unless a fault made it so.
+CREATE TABLE store.faults AS
+WITH troubles AS (
+    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, p.t_us, e.injected,
+           CASE WHEN p.kind = 'reject' THEN 'weights rejected' WHEN p.kind = 'worker_down' THEN 'left'
+                WHEN p.kind = 'exec' THEN 'training failed' ELSE p.kind || ' failed' END AS what,
+           p.kind = 'reject' AND e.reason = 'late' AS late
+    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
+    WHERE p.rank IS NOT NULL AND p.round IS NOT NULL
+      AND (e.injected IS NOT NULL OR p.kind = 'reject' OR (p.kind = 'worker_down' AND e.reason <> 'failures')
+           OR (p.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
+judged AS (
+    SELECT *, bool_or(late) OVER (PARTITION BY run_no, round, attempt, rank) AS was_late FROM troubles)
+SELECT run_no, round, attempt, rank, min(seq) AS seq, min(t_us) AS t_us, arg_min(what, seq) AS what,
+       arg_min(injected, seq) FILTER (injected IS NOT NULL) AS injected
+FROM judged WHERE injected IS NOT NULL OR NOT was_late GROUP BY ALL;
+
+CREATE TABLE store.commits AS
+SELECT run_no, round, attempt, end_us, duration_us, survivors,
+       max(active_nodes) OVER (PARTITION BY run_no) AS strength
+FROM store.rounds WHERE done AND outcome = 'ok';
+
+CREATE VIEW faults AS
+SELECT u.run, f.run_no, f.round, f.attempt, f.rank, f.what, f.injected, f.t_us / 1e6 AS t_s,
+       (c.end_us - f.t_us) / 1e6 AS to_commit_s, (s.end_us - f.t_us) / 1e6 AS to_strength_s, f.seq
+FROM store.faults f JOIN store.runs u USING (run_no)
+ASOF LEFT JOIN store.commits c ON f.run_no = c.run_no AND f.t_us <= c.end_us
+ASOF LEFT JOIN (FROM store.commits WHERE survivors >= strength) s ON f.run_no = s.run_no AND f.t_us <= s.end_us;
+
+CREATE VIEW resilience AS
+WITH span AS (
+    SELECT run_no, min(start_us) AS start_us, max(end_us) AS end_us, max(active_nodes) AS workers,
+           count(*) FILTER (done AND outcome = 'ok') AS committed, count(*) AS tries,
+           avg(coalesce(survivors, 0)) FILTER (done) / max(active_nodes) AS participation
+    FROM store.rounds GROUP BY ALL),
+moves AS (
+    SELECT e.run_no, e.kind, e.t_us, s.end_us AS session_us,
+           lead(e.t_us) OVER (PARTITION BY e.run_no, e.rank ORDER BY e.seq) AS next_us
+    FROM store.events e ASOF JOIN store.session_ends s ON e.run_no = s.run_no AND e.seq >= s.from_seq
+    WHERE e.kind IN ('worker_up', 'worker_down') AND e.rank IS NOT NULL),
+up AS (
+    SELECT m.run_no, sum(greatest(least(coalesce(m.next_us, m.session_us), m.session_us, p.end_us)
+                                  - greatest(m.t_us, p.start_us), 0))::BIGINT AS up_us
+    FROM moves m JOIN span p USING (run_no) WHERE m.kind = 'worker_up' GROUP BY ALL),
+met AS (
+    SELECT run_no, count(*) AS faults, count(*) FILTER (injected IS NOT NULL) AS injected,
+           median(to_commit_s) AS to_commit_s, max(to_commit_s) AS longest_to_commit_s,
+           median(to_strength_s) AS to_strength_s, max(to_strength_s) AS longest_to_strength_s
+    FROM faults GROUP BY ALL),
+calm AS (
+    SELECT c.run_no, count(*) AS rounds, median(c.duration_us) AS duration_us FROM store.commits c
+    WHERE NOT EXISTS (SELECT 1 FROM store.faults f
+                      WHERE f.run_no = c.run_no AND f.round = c.round AND f.attempt = c.attempt)
+    GROUP BY ALL)
+SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers * (p.end_us - p.start_us), 0), 1.0) AS liveness,
+       p.participation, p.committed, p.tries, coalesce(m.faults, 0) AS faults, coalesce(m.injected, 0) AS injected,
+       m.to_commit_s, m.longest_to_commit_s, m.to_strength_s, m.longest_to_strength_s,
+       (p.end_us - p.start_us) / 1e6 AS elapsed_s,
+       p.committed * 3600e6 / nullif(p.end_us - p.start_us, 0) AS commits_per_hour,
+       coalesce(c.rounds, 0) AS calm_rounds, c.duration_us / 1e6 AS calm_s,
+       c.duration_us * p.committed / nullif(p.end_us - p.start_us, 0) AS throughput
+FROM span p JOIN store.runs u USING (run_no) LEFT JOIN up USING (run_no) LEFT JOIN met m USING (run_no)
+LEFT JOIN calm c USING (run_no);
+
 -- What each view and column means. Columns of "events" that the contract names are documented from the contract.
 
 COMMENT ON VIEW logs IS 'One row a file: what was read of it. lines = events + rejects, always.';
@@ -738,3 +804,36 @@ COMMENT ON COLUMN run_medians.survivors IS 'survivors of a round';
 COMMENT ON VIEW schema_info IS 'Versions of these views and of the events they were made for.';
 COMMENT ON COLUMN schema_info.views_version IS 'rises when a view''s column changes its meaning or goes';
 COMMENT ON COLUMN schema_info.events_version IS 'schema version of the events';
+
+COMMENT ON VIEW faults IS 'One row a worker and try of a round in which something went wrong with it: the first of it, and how long it took to get over it.';
+COMMENT ON COLUMN faults.run IS 'id of the run';
+COMMENT ON COLUMN faults.run_no IS 'number of the run among those loaded; tells two files with the same run apart';
+COMMENT ON COLUMN faults.round IS 'round, from 0';
+COMMENT ON COLUMN faults.attempt IS 'which try of the round, from 1';
+COMMENT ON COLUMN faults.rank IS 'worker, from 0';
+COMMENT ON COLUMN faults.what IS 'what the log says first: push failed, training failed, pull failed, weights rejected, or left; of a fault that failed nothing, such as slow, its span';
+COMMENT ON COLUMN faults.injected IS 'the fault that was put in on purpose; null where none was';
+COMMENT ON COLUMN faults.t_s IS 'when the log tells of it, seconds since the run began';
+COMMENT ON COLUMN faults.to_commit_s IS 'from then to the end of the next round that was committed, seconds; null where none was';
+COMMENT ON COLUMN faults.to_strength_s IS 'from then to the end of the next committed round in which all workers survived, seconds; null where none was';
+COMMENT ON COLUMN faults.seq IS 'number of the event in its run';
+
+COMMENT ON VIEW resilience IS 'One row a run: how it stood faults. Liveness, participation and committed rounds are three figures, none of which stands for another.';
+COMMENT ON COLUMN resilience.run IS 'id of the run';
+COMMENT ON COLUMN resilience.run_no IS 'number of the run among those loaded; tells two files with the same run apart';
+COMMENT ON COLUMN resilience.workers IS 'most workers that took part in a round';
+COMMENT ON COLUMN resilience.liveness IS 'share of worker time, from the first round''s start to the last one''s end, in which workers were up: joined and not left';
+COMMENT ON COLUMN resilience.participation IS 'survivors over workers, mean of the tries of rounds that ended';
+COMMENT ON COLUMN resilience.committed IS 'rounds whose aggregate became the params';
+COMMENT ON COLUMN resilience.tries IS 'tries of rounds';
+COMMENT ON COLUMN resilience.faults IS 'workers and tries of rounds in which something went wrong';
+COMMENT ON COLUMN resilience.injected IS 'those in which a fault was put in on purpose';
+COMMENT ON COLUMN resilience.to_commit_s IS 'from a fault to the next committed round, median, seconds';
+COMMENT ON COLUMN resilience.longest_to_commit_s IS 'from a fault to the next committed round, longest, seconds';
+COMMENT ON COLUMN resilience.to_strength_s IS 'from a fault to the next committed round in which all workers survived, median, seconds';
+COMMENT ON COLUMN resilience.longest_to_strength_s IS 'from a fault to the next committed round in which all workers survived, longest, seconds';
+COMMENT ON COLUMN resilience.elapsed_s IS 'from the first round''s start to the last one''s end, seconds';
+COMMENT ON COLUMN resilience.commits_per_hour IS 'committed rounds an hour of that time';
+COMMENT ON COLUMN resilience.calm_rounds IS 'committed rounds in which nothing went wrong';
+COMMENT ON COLUMN resilience.calm_s IS 'their median duration, seconds';
+COMMENT ON COLUMN resilience.throughput IS 'committed rounds an hour as a share of what it were if all had taken as long as the calm ones; null where none was calm';

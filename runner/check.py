@@ -10,9 +10,11 @@ from pathlib import Path
 
 from runner import ownmethod
 from runner.arrays import ArrayFile
+from runner.draws import told
 from runner.errors import ArrayError, JobError, Problem
 from runner.job import PYTHON, Command, Job, LoadedJob
 from runner.optimizers import USES
+from runner.simjob import Fault, Sim
 from schemas.text import duration, size
 
 
@@ -27,11 +29,13 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
     rows = [
         ("job", f"{job.name} ({loaded.file})"),
         ("rounds", f"{job.rounds}, seed {job.seed}"),
-        ("workers", f"{job.workers} local processes, each in a folder of its own"),
+        ("workers", _workers(job)),
         ("params", _params(loaded)),
-        ("train", f"{_command(job.train.command)}, at most {duration(job.train.timeout_s)} a round"),
+        ("train", f"{_train(job)}, at most {duration(job.train.timeout_s)} a round"),
         ("files", _files(loaded)),
     ]
+    if job.sim is not None:
+        rows += [("sim", text) for text in simulated(job.sim)]
     if job.train.env:
         rows.append(("env", ", ".join(f"{name}={value}" for name, value in job.train.env.items())))
     if job.train.secrets:
@@ -43,6 +47,50 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
     rows.append(("policy", policy(loaded)))
     rows += [("warning", warning) for warning in warnings(loaded)]
     return rows
+
+
+def _workers(job: Job) -> str:
+    if job.sim is not None:
+        return f"{job.workers} simulated, in simulated time"
+    if job.worker:
+        hosts = [host.shown for host in job.worker]
+        shown = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+        return f"{job.workers} over SSH: {shown}"
+    return f"{job.workers} local processes, each in a folder of its own"
+
+
+def _train(job: Job) -> str:
+    if job.sim is not None:
+        return f"simulated, {told(job.sim.train_s)} s times slowness {told(job.sim.slowness)}"
+    return _command(job.train.command or "")
+
+
+def simulated(sim: Sim) -> list[str]:
+    """Say what the simulated workers are like, a line a thing."""
+    lines = [
+        f"params and weights are taken for {size(sim.params_bytes)}",
+        f"each worker's line: {told(sim.line_bytes_per_s)} bytes/s, latency {told(sim.latency_s)} s",
+    ]
+    for name, speed in (("pushes", sim.uplink_bytes_per_s), ("pulls", sim.downlink_bytes_per_s)):
+        if speed is not None:
+            lines.append(f"all {name} share {size(speed)}/s of the coordinator")
+    return lines + [f"fault: {_fault(fault)}" for fault in sim.faults]
+
+
+def _fault(fault: Fault) -> str:
+    who = "any worker" if fault.ranks is None else f"workers {', '.join(map(str, fault.ranks))}"
+    when = "any round" if fault.rounds is None else f"rounds {', '.join(map(str, fault.rounds))}"
+    match fault.what:
+        case "partition":
+            return f"{who} cut off from {duration(fault.at_s)} for {duration(fault.for_s)}"
+        case "vanish":
+            what = f"vanish for {fault.for_rounds} rounds"
+        case "nan" | "shape":
+            what = f"{fault.what} weights"
+        case _:
+            what = f"{fault.what} in {fault.during}"
+    slow = f", {fault.factor:g} times as slow" if fault.what == "slow" else ""
+    return f"{what}{slow}, {who}, {when}, probability {fault.probability:g}"
 
 
 def policy(loaded: LoadedJob) -> str:
@@ -78,11 +126,13 @@ def warnings(loaded: LoadedJob) -> list[str]:
     """Return what is allowed but likely not meant."""
     job = loaded.job
     found = []
-    commands = {"params": job.params.command, "train": job.train.command}
+    commands = {"params": job.params.command}
+    if not job.worker:
+        commands["train"] = job.train.command
     if job.evaluate is not None:
         commands["evaluate"] = job.evaluate.command
     for table, command in commands.items():
-        if command is None or isinstance(command, str):
+        if not command or isinstance(command, str):
             continue
         program = command[0]
         if program != PYTHON and "/" not in program and shutil.which(program) is None:
@@ -102,7 +152,8 @@ def _params(loaded: LoadedJob) -> str:
     given = loaded.job.params
     if given.command is not None:
         return f"made by {_command(given.command)}, at most {duration(given.timeout_s)}"
-    assert given.file is not None  # noqa: S101 - a valid job has one of both
+    if given.file is None:
+        return "made up for the simulation"
     path = loaded.folder / given.file
     try:
         with ArrayFile(path) as file:

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
+from itertools import count as count_from
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
+from msgspec import structs
 from rich.console import Console
+from rich.table import Table
 
 from runner import check as checking
-from runner import jobfile
+from runner import hostcheck, jobfile
 from runner import past as reading
+from runner.chaos import Chaos, Injector
 from runner.connection import Connection
 from runner.coordinator import Coordinator, Result
 from runner.errors import JobError, LogError, RoundlogError, RunError
+from runner.fleet import Connect
 from runner.grouped import leaf
 from runner.job import LoadedJob
 from runner.live import Background, Bar, Lines
 from runner.past import Past
-from runner.recorder import Continue, Recorder, lock
+from runner.recorder import Continue, Listener, Recorder, lock
 from runner.runfolder import RunFolder
+from runner.simtime import simulate
 from runner.transports import local
 from schemas.text import printable
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+    from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,26 +75,37 @@ def cli() -> None:
     show_default=True,
     help="Folder that gets the log and the files of the run.",
 )
+@click.option(
+    "--chaos",
+    type=click.Path(path_type=Path),
+    help="A TOML file that says what faults to put in: see what the job survives.",
+)
 @_showing
-def start(job: Path | None, runs: Path, quiet: bool, progress: bool, verbose: bool) -> None:
+def start(  # noqa: PLR0917 - click gives them by name
+    job: Path | None, runs: Path, chaos: Path | None, quiet: bool, progress: bool, verbose: bool
+) -> None:
     """Run JOB, a TOML file; without one, the built-in digits job.
 
     Prints the path of the log at the end. Exit code: 0 the run completed, 1 it failed,
     2 wrong usage or job file, 130 ended by Ctrl-C.
     """
     loaded = jobfile.load(builtin_job() if job is None else job)
+    given = None if chaos is None else jobfile.load_chaos(chaos)
+    if given is not None:
+        loaded = structs.replace(loaded, chaos=structs.asdict(given))
     checking.describe(loaded)
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
-    listeners = _listeners(quiet=quiet, progress=progress, verbose=verbose)
+    simulation = _simulation(loaded, folder)
     with Recorder(
         folder.log,
         folder.run,
         folder.folder,
-        clock=time.perf_counter,
+        clock=_clock(simulation),
+        began=None if simulation is None else simulation.began,
         secrets=loaded.secrets.values(),
-        listeners=listeners,
+        listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, chaos=given, quiet=quiet)
 
 
 @cli.command()
@@ -99,19 +123,21 @@ def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
     if past.params_sha256 is None:
         raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
     loaded = jobfile.from_log(past.job)
-    gone = max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
     folder = RunFolder.of(log)
+    simulation = _simulation(loaded, folder, past)
+    gone = 0 if simulation else max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
     with Recorder(
         log,
         past.run,
         folder.folder,
-        clock=time.perf_counter,
+        clock=_clock(simulation),
+        began=None if simulation is None else simulation.began,
         secrets=loaded.secrets.values(),
-        listeners=_listeners(quiet=quiet, progress=progress, verbose=verbose),
+        listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
         after=Continue(past.seq, past.t_us + gone, not past.has_newline),
         fd=fd,
     ) as recorder:
-        _execute(loaded, folder, recorder, past=past, quiet=quiet)
+        _execute(loaded, folder, recorder, past=past, simulation=simulation, quiet=quiet)
 
 
 @cli.command()
@@ -131,10 +157,35 @@ def stop(log: Path) -> None:
 
 @cli.command()
 @click.argument("job", type=click.Path(path_type=Path))
-def check(job: Path) -> None:
-    """Check JOB and show what would happen, without doing it."""
-    for topic, text in checking.describe(jobfile.load(job)):
+@click.option("--offline", is_flag=True, help="Don't connect to the hosts of the job.")
+def check(job: Path, offline: bool) -> None:
+    """Check JOB and show what would happen, without doing it.
+
+    Hosts that are listed are tried, all at once. Exit code: 1 if one of them can't serve, 2 wrong job file.
+    """
+    loaded = jobfile.load(job)
+    for topic, text in checking.describe(loaded):
         click.echo(f"{topic + ':':<11}{text}")
+    if loaded.job.worker and not offline:
+        tried = trio.run(hostcheck.try_all, loaded)
+        _show_hosts(tried)
+        bad = [one for one in tried if one.wrong is not None]
+        for one in bad:
+            _error(f"worker {one.rank}, {one.host}: {one.wrong}")
+        sys.exit(1 if bad else 0)
+
+
+def _show_hosts(tried: list[hostcheck.Tried]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", justify="right")
+    table.add_column("host", no_wrap=True)
+    for name in hostcheck.COLUMNS:
+        table.add_column(name, justify="right")
+    for one in tried:
+        figures = [one.figures.get(name, "-") for name in hostcheck.COLUMNS]
+        table.add_row(str(one.rank), printable(one.host), *(printable(text) for text in figures))
+    width = None if sys.stdout.isatty() else 200
+    Console(file=sys.stdout, width=width, highlight=False, markup=False).print(table)
 
 
 @cli.command()
@@ -152,28 +203,101 @@ def init(directory: Path) -> None:
     _hint(f"runner check {made[0]}; runner start {made[0]}; then edit both")
 
 
+@cli.command()
+@click.option("--seeds", metavar="A-B", help="The seeds to run, such as 0-99; or one of them.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Run seeds from 0, or from where --seeds begins, for so long.",
+)
+def soak(seeds: str | None, seconds: float | None) -> None:
+    """Run random jobs of simulated workers under random faults, and check what their logs say.
+
+    A seed that fails is shown with the command that runs it again. Exit code: 0 all is well, 1 it isn't.
+    """
+    from runner import soak as soaking  # noqa: PLC0415 - simulated time is slow to import
+
+    if seeds is None and seconds is None:
+        raise click.UsageError("say how many: --seeds 0-99, or --seconds 60")
+    numbers = _numbers(seeds, endless=seconds is not None)
+    began = time.monotonic()
+    count = failed = 0
+    for number in numbers:
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+        count += 1
+        wrong = soaking.soak(number)
+        failed += bool(wrong)
+        for what in wrong[:10]:
+            _error(f"seed {number}: {what}")
+        if wrong:
+            _hint(f"runner soak --seeds {number}")
+    click.echo(f"{count} seeds, {failed} failed")
+    if failed:
+        sys.exit(1)
+
+
+def _numbers(seeds: str | None, *, endless: bool) -> Iterable[int]:
+    """Return the seeds named as ``7`` or ``0-99``; on without end where the time is what is limited."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", seeds or "0")
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise click.BadParameter(
+            f"{seeds!r} is neither a seed nor a range such as 0-99", param_hint="--seeds"
+        )
+    first = int(found[1])
+    open_end = endless and (seeds is None or found[2] is None)
+    return count_from(first) if open_end else range(first, int(found[2] or first) + 1)
+
+
 def builtin_job() -> Path:
     """Return the job file of the built-in job."""
     return Path(str(files("runner"))) / "builtin" / "job.toml"
 
 
-def _listeners(*, quiet: bool, progress: bool, verbose: bool) -> list[Background]:
-    if quiet:
-        return []
-    bar = progress and Console(file=sys.stderr).is_terminal
-    return [Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose))]
+def _listeners(
+    simulation: Simulation | None, *, quiet: bool, progress: bool, verbose: bool
+) -> list[Listener]:
+    listeners: list[Listener] = [] if simulation is None else [simulation.world]
+    if not quiet:
+        bar = progress and Console(file=sys.stderr).is_terminal
+        listeners.append(Background(Bar(sys.stderr) if bar else Lines(sys.stderr, beginnings=verbose)))
+    return listeners
+
+
+def _simulation(loaded: LoadedJob, folder: RunFolder, past: Past | None = None) -> Simulation | None:
+    if loaded.job.sim is None:
+        return None
+    from runner.simulation import Simulation  # noqa: PLC0415 - its clock is slow to import
+
+    return Simulation.of(loaded, folder, datetime.now(UTC), past)
+
+
+def _clock(simulation: Simulation | None) -> Callable[[], float]:
+    return time.perf_counter if simulation is None else simulation.clock.current_time
 
 
 def _execute(
-    loaded: LoadedJob, folder: RunFolder, recorder: Recorder, *, past: Past | None = None, quiet: bool
+    loaded: LoadedJob,
+    folder: RunFolder,
+    recorder: Recorder,
+    *,
+    past: Past | None = None,
+    simulation: Simulation | None,
+    chaos: Chaos | None = None,
+    quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
-    coordinator = Coordinator(loaded, folder, recorder, partial(_connect, folder), past)
+    connect = _connector(loaded, folder) if simulation is None else simulation.connect
+    if chaos is not None:
+        connect = Injector(chaos, loaded.job.total_nodes, connect).connect
+    coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None
     failure: BaseException | None = None
     try:
-        result = trio.run(_run, coordinator, folder, caught)
+        clock = None if simulation is None else simulation.clock
+        far = bool(loaded.job.worker)
+        result = trio.run(partial(_run, far=far), coordinator, folder, caught, clock, clock=clock)
     except BaseExceptionGroup as group:
         failure = leaf(group)
         if not isinstance(failure, RunError):
@@ -191,14 +315,19 @@ def _execute(
     sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
 
 
-async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int]) -> Result | None:
+async def _run(
+    coordinator: Coordinator, folder: RunFolder, caught: list[int], clock: MockClock | None, *, far: bool
+) -> Result | None:
     """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
     result: Result | None = None
+    if clock is not None:
+        simulate(clock.jump)
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 nursery.start_soon(_watch, signals, coordinator, folder, scope, caught)
-                result = await coordinator.run()
+                async with _session(far=far):
+                    result = await coordinator.run()
             nursery.cancel_scope.cancel()
     return result
 
@@ -221,6 +350,27 @@ async def _watch(
 
 async def _connect(folder: RunFolder, rank: int) -> Connection:
     return await local.connect(folder.worker(rank), f"{folder.run}.{rank}")
+
+
+def _connector(loaded: LoadedJob, folder: RunFolder) -> Connect:
+    """Return what makes connections: to processes here, or to the hosts that are listed."""
+    if not loaded.job.worker:
+        return partial(_connect, folder)
+    from runner.transports.ssh import Machines  # noqa: PLC0415 - asyncssh is slow to import
+
+    return Machines(loaded.job.ssh, loaded.machines(), folder.run, folder.folder / "host_keys").connect
+
+
+@asynccontextmanager
+async def _session(*, far: bool) -> AsyncIterator[None]:
+    """Have asyncio's loop run beside trio's tasks while there are connections over SSH."""
+    if not far:
+        yield
+        return
+    from runner.transports.ssh import session  # noqa: PLC0415 - likewise
+
+    async with session():
+        yield
 
 
 def _say(text: str) -> None:

@@ -98,8 +98,12 @@ class Connection(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """End what is left of the commands and let go of the worker; once more is fine."""
+    async def close(self, *, done: bool = False) -> None:
+        """End what is left of the commands and let go of the worker; once more is fine.
+
+        Args:
+            done: the run is complete, so that nothing of it need stay on another machine.
+        """
         ...
 
 

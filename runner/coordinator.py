@@ -28,6 +28,7 @@ from runner.recorder import Recorder
 from runner.rounds import RoundRun
 from runner.runfolder import RunFolder
 from runner.serverstep import CurrentParams, ServerStep
+from runner.simtime import in_thread
 from runner.transports import local
 from schemas.events import RoundEnd, RoundStart, RunEnd, RunResume, RunStart
 
@@ -98,8 +99,9 @@ class Coordinator:
                 with threadpool_limits(1, user_api="blas"):  # its threads would slow the workers
                     async with trio.open_nursery() as self._fleet.nursery:
                         finish = await self._rounds(own)
+                        done = finish.status == "completed" and not self._job.ssh.keep
                         with trio.CancelScope(shield=True):
-                            await self._fleet.close()
+                            await self._fleet.close(done=done)
         except BaseException as e:
             error = leaf(e)
             if isinstance(error, trio.Cancelled):
@@ -141,7 +143,7 @@ class Coordinator:
         params: CurrentParams | None = None
         sent: dict[str, str] = {}
         try:
-            sent = await trio.to_thread.run_sync(self._loaded.sent_sha256)
+            sent = await in_thread(self._loaded.sent_sha256)
             params = await own.initial_params()
         except (ArrayError, WorkerError, OSError) as e:
             error = e
@@ -164,7 +166,7 @@ class Coordinator:
 
     async def _resume(self, past: Past, own: OwnCommands) -> None:
         """Go on where the log ends: replay it, verify the params, end what was left running."""
-        ended = await trio.to_thread.run_sync(local.end_marked, self._folder.run)
+        ended = await in_thread(local.end_marked, self._folder.run)
         path = self._folder.log.parent / str(past.params_path)
         await self._verify(path, past.params_sha256)
         with ArrayFile(path) as file:
@@ -195,7 +197,7 @@ class Coordinator:
     async def _verify(self, path: Path, expected: str | None) -> None:
         """See that a file is the one the log tells of."""
         try:
-            sha256 = await trio.to_thread.run_sync(sha256_of, path)
+            sha256 = await in_thread(sha256_of, path)
         except OSError as e:
             raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
         if sha256 != expected:

@@ -66,9 +66,13 @@ class ArrayError(RunError):
 
 
 class WorkerError(RoundlogError):
-    """One worker failed; ``reason`` is one word, the message tells the rest."""
+    """One worker failed; ``reason`` is one word, the message tells the rest.
+
+    ``injected`` names the fault where it was put in on purpose.
+    """
 
     reason = "failed"
+    injected: str | None = None
 
 
 class ConnectionLostError(WorkerError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -55,7 +56,7 @@ class Fleet:
         """Where resident commands run."""
 
     def worker(self, rank: int) -> Worker:
-        """Return a worker; its output file is made on first use."""
+        """Return a worker."""
         if rank not in self._workers:
             limit = self.loaded.job.train.output_limit_bytes
             path = self.folder.output(f"worker-{rank}")
@@ -75,7 +76,7 @@ class Fleet:
                 if self.nursery is not None and self.loaded.job.train.resident:
                     worker.connection = Resident(worker.connection, self.nursery)
             except WorkerError as e:
-                self._down(rank, round, "connect", str(e), for_good=False)
+                self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
                 raise
             worker.has_files = False
             up = WorkerUp(address=worker.connection.address, facts=dict(worker.connection.facts))
@@ -94,26 +95,35 @@ class Fleet:
                 for source, target in self._files(rank, shard):
                     await traced.push(source, target, timeout_s=timeout_s)
             except WorkerError as e:
-                await self.leave(rank, round, e.reason, str(e))
+                await self.leave(rank, round, e.reason, str(e), injected=e.injected)
                 raise
             worker.has_files = True
         return traced
 
-    async def leave(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool = False) -> None:
+    async def leave(
+        self,
+        rank: int,
+        round: int,
+        reason: str,
+        detail: str,
+        *,
+        for_good: bool = False,
+        injected: str | None = None,
+    ) -> None:
         """Let go of a worker, and say why."""
         worker = self.worker(rank)
         connection, worker.connection = worker.connection, None
-        self._down(rank, round, reason, detail, for_good=for_good)
+        self._down(rank, round, reason, detail, for_good=for_good, injected=injected)
         if connection is not None:
             await connection.close()
 
-    async def close(self) -> None:
-        """Let go of all workers at the end of a run."""
+    async def close(self, *, done: bool = False) -> None:
+        """Let go of all workers at the end of a run; `done`: it is complete."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers.values():
                 worker.output.close()
                 if worker.connection is not None:
-                    nursery.start_soon(worker.connection.close)
+                    nursery.start_soon(partial(worker.connection.close, done=done))
                     worker.connection = None
 
     def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:
@@ -122,6 +132,8 @@ class Fleet:
         except OSError as e:
             raise TransferError(f"can't read the files to send: {e}") from e
 
-    def _down(self, rank: int, round: int, reason: str, detail: str, *, for_good: bool) -> None:
-        down = WorkerDown(reason=reason, detail=detail, for_good=for_good)
+    def _down(
+        self, rank: int, round: int, reason: str, detail: str, *, for_good: bool, injected: str | None
+    ) -> None:
+        down = WorkerDown(reason=reason, detail=detail, for_good=for_good, injected=injected)
         self.recorder.emit(down, round=round, rank=rank)

@@ -9,12 +9,15 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from runner import ownmethod
 from runner.arrays import sha256_of
+from runner.draws import Draw
+from runner.hosts import Host, Ssh
 from runner.optimizers import DEFAULTS, Settings
 from runner.recipe import METHODS, Recipe
+from runner.simjob import DRAWN, Sim
 
 Text = Annotated[str, Meta(min_length=1)]
 Command = tuple[Text, ...] | Text
@@ -27,15 +30,16 @@ RANK = "{rank}"
 SHARD = "{shard}"
 """Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
 
+COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 ROUNDS_HERE = "{rounds}"
 """As a file to send: :data:`ROUNDS`."""
 ROUNDS = Path(__file__).parent / "scaffold" / "roundlog_rounds.py"
 """Takes a Python script through its rounds."""
 
-_COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
 _METHOD = ", ".join(f'"{name}"' for name in METHODS) + ' or "module:function", your own beside the job file'
+_WORKERS = "a whole number from 1 to 10000; where hosts are listed they are counted"
 _PATTERNS = 'a list of patterns of array names, such as ["*.running_mean"]'
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -53,7 +57,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the initial params come about: a file, or a command that writes one."""
 
     file: Annotated[Text | None, Meta(description="path of an .npz, .npy or .safetensors file")] = None
-    command: Annotated[Command | None, Meta(description=_COMMAND)] = None
+    command: Annotated[Command | None, Meta(description=COMMAND)] = None
     format: Annotated[
         Literal["npz", "npy", "safetensors"],
         Meta(description='"npz", "npy" or "safetensors": what the command writes'),
@@ -68,7 +72,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The training command and what it needs on the worker."""
 
-    command: Annotated[Command, Meta(description=_COMMAND)]
+    command: Annotated[Command | None, Meta(description=COMMAND)] = None
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 3600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
     secrets: Annotated[
@@ -92,7 +96,7 @@ class Train(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Evaluate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command run on the coordinator after each aggregate, in the job file's folder."""
 
-    command: Annotated[Command, Meta(description=_COMMAND)]
+    command: Annotated[Command, Meta(description=COMMAND)]
     timeout_s: Annotated[float, Meta(gt=0, le=31_536_000, description=_TIMEOUT)] = 600.0
     env: Annotated[dict[str, str | int | float], Meta(description=_ENV)] = {}
 
@@ -187,12 +191,16 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     rounds: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number from 0 to 2**63 - 1")] = 0
-    workers: Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
+    workers: Annotated[int, Meta(ge=1, le=10_000, description=_WORKERS)]
     spares: Annotated[
         int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: idle until one is needed")
     ] = 0
-    params: Annotated[Params, Meta(description="a table")]
-    train: Annotated[Train, Meta(description="a table")]
+    hosts: Annotated[Text | None, Meta(description="the path of a file of hosts, one a line")] = None
+    worker: Annotated[tuple[Host, ...], Meta(description="[[worker]] tables, each with a host")] = ()
+    ssh: Annotated[Ssh, Meta(description="a table")] = Ssh()
+    params: Annotated[Params, Meta(description="a table")] = Params()
+    train: Annotated[Train, Meta(description="a table")] = Train()
+    sim: Annotated[Sim | None, Meta(description="a table: workers are simulated")] = None
     evaluate: Annotated[Evaluate | None, Meta(description="a table")] = None
     aggregate: Annotated[Aggregate, Meta(description="a table")] = Aggregate()
     deadlines: Annotated[Deadlines, Meta(description="a table")] = Deadlines()
@@ -228,6 +236,17 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
     file: Path
     folder: Path
     secrets: dict[str, str]
+    chaos: dict[str, Any] | None = None
+    """What a chaos file said, for the log."""
+
+    def machines(self) -> tuple[Host, ...]:
+        """Return the listed hosts, the paths of their keys made absolute."""
+        return tuple(
+            host
+            if host.key is None
+            else structs.replace(host, key=str(self.folder / Path(host.key).expanduser()))
+            for host in self.job.worker
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the job as it goes into the log: resolved, secrets by name only."""
@@ -238,12 +257,15 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         described["policy"]["quorum"] = self.job.quorum
         described["folder"] = str(self.folder)
         described["file"] = str(self.file)
+        if self.chaos is not None:
+            described["chaos"] = self.chaos
         return described
 
     def sent_sha256(self) -> dict[str, str]:
         """Return the hash of each file that matters, by its path relative to the job file.
 
-        Those are the files that are sent and, if there is one, that of the user's own method.
+        Those are the files that are sent, those that are drawn from and, if there is one, that of the
+        user's own method.
 
         Raises:
             OSError: one can't be read.
@@ -254,6 +276,10 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
                 name = ROUNDS_HERE if source == ROUNDS else os.path.relpath(source, self.folder)
                 if name not in found:
                     found[name] = sha256_of(source)
+        for key in DRAWN if self.job.sim is not None else ():
+            draw = getattr(self.job.sim, key)
+            if isinstance(draw, Draw) and draw.empirical is not None:
+                found[draw.empirical] = sha256_of(self.folder / draw.empirical)
         own = ownmethod.source(self.job.aggregate.method, self.folder)
         if own is not None:
             found[os.path.relpath(own, self.folder)] = sha256_of(own)

@@ -14,10 +14,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from runner import simjob
 from runner.arrays import FORMS
+from runner.chaos import Chaos
 from runner.errors import JobError, Problem
-from runner.job import RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
+from runner.hosts import Host, parse_line, resolved
+from runner.job import COMMAND, RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
 from runner.optimizers import USES, Settings
 from runner.recipe import METHODS
 
@@ -36,6 +40,39 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     Raises:
         JobError: it can't be read or is wrong; has every mistake that was found.
     """
+    raw, check = _read(file)
+    folder = file.resolve().parent
+    check.hosts(raw, folder)
+    check.table(raw, Job, "")
+    check.meaning(raw, folder, environ)
+    check.done(str(file))
+    job = msgspec.convert(raw, Job)
+    return LoadedJob(
+        job=job,
+        file=file.resolve(),
+        folder=folder,
+        secrets={name: environ[name] for name in job.train.secrets},
+    )
+
+
+def load_chaos(file: Path) -> Chaos:
+    """Read a chaos file.
+
+    Raises:
+        JobError: it can't be read or is wrong; has every mistake that was found.
+    """
+    raw, check = _read(file)
+    check.table(raw, Chaos, "")
+    check.done(str(file))
+    return msgspec.convert(raw, Chaos)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], _Check]:
+    """Return what a TOML file says, and what its mistakes are to be added to.
+
+    Raises:
+        JobError: it can't be read.
+    """
     shown = str(file)
     try:
         text = file.read_bytes().decode("utf-8-sig")
@@ -46,26 +83,13 @@ def load(file: Path, environ: Mapping[str, str] = os.environ) -> LoadedJob:
     except UnicodeDecodeError as e:
         raise JobError(shown, [Problem("file", f"byte {e.start} is not UTF-8", "UTF-8 text")]) from e
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text), _Check(_lines(text))
     except tomllib.TOMLDecodeError as e:
         raise JobError(shown, [_syntax(str(e))]) from e
-    folder = file.resolve().parent
-    check = _Check(_lines(text))
-    check.table(raw, Job, "")
-    check.meaning(raw, folder, environ)
-    if check.problems:
-        raise JobError(shown, sorted(check.problems, key=lambda problem: problem.line or 0))
-    job = msgspec.convert(raw, Job)
-    return LoadedJob(
-        job=job,
-        file=file.resolve(),
-        folder=folder,
-        secrets={name: environ[name] for name in job.train.secrets},
-    )
 
 
-_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256")
-"""Parts of a job that may differ when a run is resumed; the log's are used."""
+_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos", "hosts", "worker", "ssh")
+"""Parts of a job that may differ when a run is resumed; the log's are used, but the job file's hosts."""
 
 
 def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
@@ -94,9 +118,23 @@ def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ)
     secrets = {name: environ.get(name, "") for name in job.train.secrets}
     loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
     problems += _changes(described, loaded, environ)
+    loaded = _with_hosts_of_now(loaded, environ)
     if problems:
         raise JobError(str(file), problems)
     return loaded
+
+
+def _with_hosts_of_now(loaded: LoadedJob, environ: Mapping[str, str]) -> LoadedJob:
+    """Take the hosts from the job file, if they are as many: a machine may have come back elsewhere."""
+    if not loaded.job.worker:
+        return loaded
+    try:
+        now = load(loaded.file, environ).job
+    except JobError:
+        return loaded
+    if len(now.worker) != len(loaded.job.worker):
+        return loaded
+    return replace(loaded, job=replace(loaded.job, worker=now.worker, ssh=now.ssh))
 
 
 def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:
@@ -105,7 +143,7 @@ def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str,
         now = load(loaded.file, environ).describe()
     except JobError:
         now = described  # not there or broken: the log has all it takes
-    ours, logs = _leaves(now), _leaves(described)
+    ours, logs = _leaves(msgspec.json.decode(msgspec.json.encode(now))), _leaves(described)  # as a log has it
     found = [
         Problem(key, f"received {ours.get(key)!r}, was {logs.get(key)!r}", same)
         for key in sorted(ours.keys() | logs.keys())
@@ -144,9 +182,12 @@ def _lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line):
-            table = header[1] + "."
-            found.setdefault(header[1], number)
+        if header := re.match(r"\s*(\[+)\s*([\w.-]+)\s*\]+", line):
+            name = header[2]
+            if header[1] == "[[":
+                name += f"[{sum(key.startswith(name + '[') and key.endswith(']') for key in found)}]"
+            table = name + "."
+            found.setdefault(name, number)
         elif key := re.match(r"\s*([\w.-]+)\s*=", line):
             found.setdefault(table + key[1], number)
     return found
@@ -183,6 +224,12 @@ def _allowed(hint: Any) -> str:
     )
 
 
+def _structs_in(hint: Any) -> type[Struct] | None:
+    """Return the table type of an annotation of a list of tables, if it is one."""
+    args = get_args(get_args(hint)[0]) if get_origin(hint) is Annotated else ()
+    return _struct_in(args[0]) if len(args) == 2 and args[1] is ... and isinstance(args[0], type) else None
+
+
 class _Check:
     """Collects the mistakes of one job file."""
 
@@ -191,10 +238,73 @@ class _Check:
         self.problems: list[Problem] = []
         self.wrong: set[str] = set()
 
+    def done(self, file: str) -> None:
+        """Raise what was found.
+
+        Raises:
+            JobError: something was.
+        """
+        if self.problems:
+            raise JobError(file, sorted(self.problems, key=lambda problem: problem.line or 0))
+
     def add(self, key: str, received: str, allowed: str) -> None:
         line = self.lines.get(key) or self.lines.get(key.rpartition(".")[0])
         self.problems.append(Problem(key, received, allowed, line))
         self.wrong.add(key)
+
+    def hosts(self, raw: dict[str, Any], folder: Path) -> None:
+        """Put the workers that are listed as hosts, here or in a file, into one list, and count them."""
+        tables = raw.get("worker", [])
+        if not ("hosts" in raw or "worker" in raw) or not isinstance(tables, list):
+            return
+        listed: list[Host] = []
+        for number, entry in enumerate(tables):
+            key = f"worker[{number}]"
+            before = len(self.problems)
+            if not isinstance(entry, dict):
+                self.add(key, _show(entry), "a table with a host")
+                continue
+            self.table(entry, Host, f"{key}.")
+            if len(self.problems) == before:
+                try:
+                    listed.append(resolved(msgspec.convert(entry, Host)))
+                except ValueError as e:
+                    self.add(f"{key}.host", str(e), _allowed(_hints(Host)["host"]))
+        if isinstance(raw.get("hosts"), str):
+            listed += self._hosts_file(folder / raw["hosts"])
+        for index, host in enumerate(listed):
+            if host.host_key not in {None, "known", "accept-new"} and " " not in str(host.host_key):
+                self.add(
+                    f"worker[{index}].host_key", _show(host.host_key), _allowed(_hints(Host)["host_key"])
+                )
+        spares = raw.get("spares", 0)
+        if "workers" in raw:
+            self.add("workers", f"{_show(raw['workers'])} beside listed hosts", "none: hosts are counted")
+        elif "sim" in raw:
+            self.add("worker", "is given", "none beside [sim]: simulated workers have no host")
+        elif not self.problems and isinstance(spares, int) and len(listed) <= spares:
+            self.add("spares", f"{_show(spares)} with {len(listed)} hosts", "fewer than there are hosts")
+        raw["worker"] = [msgspec.to_builtins(host) for host in listed]
+        if isinstance(spares, int):
+            raw["workers"] = max(len(listed) - spares, 1)
+
+    def _hosts_file(self, path: Path) -> list[Host]:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            self.add("hosts", f"can't read {str(path)!r}: {getattr(e, 'strerror', e)}", "a file of hosts")
+            return []
+        listed: list[Host] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                host = parse_line(line)
+            except ValueError as e:
+                self.add("hosts", f"{path.name}:{number}: {e}", "a host and key=value, one a line")
+            else:
+                listed += [host] if host is not None else []
+        if not lines or not (listed or self.problems):
+            self.add("hosts", f"{path.name} lists no host", "one a line")
+        return listed
 
     def table(self, raw: Any, cls: type[Struct], prefix: str) -> None:
         """Check the types and ranges of one table, key by key."""
@@ -215,6 +325,11 @@ class _Check:
             if nested is not None and isinstance(value, dict):
                 self.table(value, nested, key + ".")
                 continue
+            each = _structs_in(hint)
+            if each is not None and isinstance(value, list) and all(isinstance(v, dict) for v in value):
+                for number, inner in enumerate(value):
+                    self.table(inner, each, f"{key}[{number}].")
+                continue
             try:
                 msgspec.convert(value, hint)
             except msgspec.ValidationError:
@@ -222,7 +337,12 @@ class _Check:
 
     def meaning(self, raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> None:
         """Check what types can't say, as far as the parts it needs are right."""
-        self._params(self._part(raw, "params"), folder)
+        simulated = "sim" in raw
+        self._params(self._part(raw, "params"), folder, needed=not simulated)
+        if simulated:
+            self._sim(raw, folder)
+        else:
+            self._train(raw)
         for key in ("quorum", "close_at"):
             self._count(f"policy.{key}", self._part(raw, "policy").get(key), raw.get("workers"))
         self._deadlines(self._part(raw, "deadlines"))
@@ -248,15 +368,42 @@ class _Check:
         part = raw.get(name)
         return part if isinstance(part, dict) else {}
 
-    def _params(self, params: dict[str, Any], folder: Path) -> None:
+    def _train(self, raw: dict[str, Any]) -> None:
+        if "train" not in raw:
+            self.add("train", "missing", "a table; or [sim]: workers are simulated")
+        elif isinstance(raw["train"], dict) and "command" not in raw["train"]:
+            self.add("train.command", "missing", COMMAND)
+
+    def _sim(self, raw: dict[str, Any], folder: Path) -> None:
+        """Check a job of simulated workers: what is for real ones has no place in it."""
+        never = "none beside [sim]: "
+        for table, name, why in (
+            ("train", "command", "the training is simulated"),
+            ("params", "command", "params.file, or params made up"),
+            ("evaluate", "command", "there is nothing to measure"),
+            ("train", "resident", "no command stays"),
+            ("deadlines", "idle_s", "a simulated command prints nothing"),
+        ):
+            if name in self._part(raw, table):
+                self.add(f"{table}.{name}", "is given", never + why)
+        workers, spares = raw.get("workers"), raw.get("spares", 0)
+        known = isinstance(workers, int) and isinstance(spares, int)
+        nodes = workers + spares if known else None
+        for problem in simjob.mistakes(self._part(raw, "sim"), self.wrong, folder, nodes):
+            self.add(*problem)
+
+    def _params(self, params: dict[str, Any], folder: Path, *, needed: bool) -> None:
         if {"params.file", "params.command", "params"} & self.wrong:
             return
         ways = [way for way in ("file", "command") if way in params]
+        if not ways and not needed:
+            return
         if len(ways) != 1:
             self.add(
                 "params",
                 "both file and command" if ways else "neither file nor command",
-                "exactly one of: file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+                "exactly one of: file (path of an .npz, .npy or .safetensors file), "
+                "command (writes $ROUNDLOG_PARAMS)",
             )
         elif ways == ["file"]:
             file = folder / params["file"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from io import FileIO
 from pathlib import Path
 
 from runner.closing import Closing
@@ -20,13 +21,12 @@ def _nothing() -> None:
 class Output(Closing):
     """The output of one worker's commands; one after the other, in one file.
 
+    The file is open only while a command prints: a run may have thousands of workers.
+
     Args:
-        path: the file; made when the first command begins.
+        path: the file; made when a command first prints something.
         limit_bytes: what is kept of one command's output; the rest is counted and dropped.
         secrets: texts that :meth:`tail` masks, before it is cut; the file has what was printed.
-
-    Raises:
-        LogError: the file can't be made.
     """
 
     def __init__(self, path: Path, limit_bytes: int, secrets: Iterable[str] = ()) -> None:
@@ -37,16 +37,15 @@ class Output(Closing):
         self.heard: Callable[[], object] = _nothing
         """Called whenever something was printed."""
         self._tail = b""
-        try:
-            self._file = path.open("ab", buffering=0)
-        except OSError as e:
-            raise LogError(f"{path}: can't keep commands' output: {e.strerror}") from e
+        self._title = ""
+        self._file: FileIO | None = None
+        self._closed = False
 
     def begin(self, title: str) -> None:
         """Begin the output of another command under a heading of its own."""
         self.count_bytes = 0
         self._tail = b""
-        self._keep(f"== {title} ==\n".encode())
+        self._title = f"== {title} ==\n"
 
     def write(self, chunk: bytes) -> None:
         """Take what was printed.
@@ -67,6 +66,9 @@ class Output(Closing):
         """End a command's output on a line of its own."""
         if self.count_bytes and not self._tail.endswith(b"\n"):
             self._keep(b"\n")
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def tail(self) -> str:
         """Return the last line that is not empty: 80 characters, none of them control characters."""
@@ -76,11 +78,18 @@ class Output(Closing):
         return tail(text)
 
     def close(self) -> None:
-        """Close the file; once more is fine."""
-        self._file.close()
+        """Take no more; once more is fine."""
+        self._closed = True
+        if self._file is not None:
+            self._file.close()
 
     def _keep(self, data: bytes) -> None:
+        if self._closed:
+            raise LogError(f"{self.path}: can't keep a command's output: it is closed")
+        data, self._title = self._title.encode() + data, ""
         try:
+            if self._file is None:
+                self._file = FileIO(self.path, "ab")
             if self._file.write(data) != len(data):
                 raise LogError(f"{self.path}: can't keep a command's output: the disk took only a part")
         except OSError as e:

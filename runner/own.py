@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import trio
 
 from runner import metrics
@@ -14,9 +15,13 @@ from runner.job import Command, environment
 from runner.output import Output
 from runner.rounds import emit_metrics
 from runner.serverstep import CurrentParams
+from runner.simtime import in_thread
 from runner.traced import TracedConnection
 from runner.transports.local import LocalConnection
 from runner.weights import adopt
+
+_MADE_UP = 64
+"""How many numbers the params have that are made up for a simulation."""
 
 
 class OwnCommands:
@@ -50,7 +55,8 @@ class OwnCommands:
         given = self._job.params
         if given.file is not None:
             return await self._adopt(self._base / given.file)
-        assert given.command is not None  # noqa: S101 - a valid job has one of both
+        if given.command is None:
+            return await self._made_up()
         made = self._folder.folder / "incoming" / f"init.{given.format}"
         env = {**environment(given.env), "ROUNDLOG_PARAMS": str(made.resolve())}
         self._output.begin("params")
@@ -69,6 +75,15 @@ class OwnCommands:
             raise WorkerError(f"params.command ended with exit code {ended.exit_code}: {said}")
         if not made.is_file():
             raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
+        params = await self._adopt(made)
+        made.unlink()
+        return params
+
+    async def _made_up(self) -> CurrentParams:
+        """Make params for simulated workers: a few numbers, whatever size they are taken for."""
+        made = self._folder.folder / "incoming" / "init.npy"
+        rng = np.random.default_rng(self._job.seed)
+        np.save(made, rng.standard_normal(_MADE_UP).astype(np.float32))
         params = await self._adopt(made)
         made.unlink()
         return params
@@ -106,7 +121,7 @@ class OwnCommands:
 
     async def _adopt(self, source: Path) -> CurrentParams:
         target = self._folder.params(0, source.suffix[1:])
-        sha256, specs = await trio.to_thread.run_sync(adopt, source, target)
+        sha256, specs = await in_thread(adopt, source, target)
         return CurrentParams(target, sha256, specs)
 
     def _environment(self, env: dict[str, str]) -> dict[str, str]:

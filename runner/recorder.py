@@ -8,16 +8,16 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_origin, get_type_hints
 
 import orjson
-import trio
 
 from runner.closing import Closing
 from runner.errors import LogError
 from runner.masks import longest_first, masked_value
+from runner.simtime import in_thread
 from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
@@ -94,6 +94,7 @@ class Recorder(Closing):
         run: id of the run.
         folder: where events go that are too long for a line; named relative to the log.
         clock: seconds from any origin, monotonic.
+        began: for a clock of simulated time: when the run began, UTC; ``ts`` is that and ``t``.
         secrets: texts that never reach the log; each becomes ``***``.
         listeners: called with every event after it was written.
         after: the log is gone on with from here.
@@ -110,6 +111,7 @@ class Recorder(Closing):
         folder: Path,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        began: datetime | None = None,
         secrets: Iterable[str] = (),
         listeners: Iterable[Listener] = (),
         after: Continue | None = None,
@@ -122,6 +124,9 @@ class Recorder(Closing):
         self._secrets = longest_first(secrets)
         self._clock = clock
         self._began = clock()
+        self._date = None if began is None else began.replace(microsecond=0)
+        self._date_us = 0 if began is None else began.microsecond
+        self._second = (-1, "")
         self._seq = 0
         self._last_us = 0
         self._broken: str | None = None
@@ -146,6 +151,15 @@ class Recorder(Closing):
         """Return whole microseconds since the run began; never less than before."""
         self._last_us = max(round((self._clock() - self._began) * 1e6), self._last_us)
         return self._last_us
+
+    def _ts(self, t_us: int) -> str:
+        if self._date is None:
+            return datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+        second, us = divmod(self._date_us + t_us, 1_000_000)
+        if second != self._second[0]:
+            now = self._date + timedelta(seconds=second)
+            self._second = (second, now.isoformat(timespec="seconds")[:-6])
+        return f"{self._second[1]}.{us:06}Z"
 
     def emit(
         self, body: Body, *, round: int | None = None, rank: int | None = None, since_us: int | None = None
@@ -172,7 +186,7 @@ class Recorder(Closing):
             "run": self.run,
             "seq": self._seq,
             "t": t_us / 1e6,
-            "ts": datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z",
+            "ts": self._ts(t_us),
             "kind": body.kind,
             "round": round,
             "rank": rank,
@@ -195,15 +209,22 @@ class Recorder(Closing):
             LogError: the disk refused.
         """
         try:
-            await trio.to_thread.run_sync(self._sync)
+            await in_thread(self._sync)
         except OSError as e:
             self._broken = f"{self.path}: can't write the log to disk: {e.strerror}"
             raise LogError(self._broken) from e
 
     def _sync(self) -> None:
         os.fsync(self._fd)
-        if os.fstat(self._fd).st_nlink == 0:
+        ours = os.fstat(self._fd)
+        if ours.st_nlink == 0:
             raise OSError(errno.ENOENT, "it was deleted while it was being written")
+        try:
+            moved = not os.path.samestat(ours, self.path.stat())
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            raise OSError(errno.ENOENT, "it was moved away while it was being written")
 
     def close(self) -> None:
         """Unlock and close the log; once more is fine."""

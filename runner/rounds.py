@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,8 +40,9 @@ from runner.fleet import Fleet
 from runner.job import environment
 from runner.recorder import Recorder
 from runner.serverstep import CurrentParams, Delivery
+from runner.simtime import in_thread, instants, simulated, stop_point
 from runner.traced import TracedConnection
-from runner.weights import check_weights, max_weights_bytes
+from runner.weights import Checked, check_weights, max_weights_bytes
 from schemas.events import Metric, Reject
 
 _SAID = {
@@ -49,6 +52,8 @@ _SAID = {
     Step.PULL: Said.PULLED,
     Step.CHECK: Said.ACCEPTED,
 }
+_MAY_END = frozenset({Said.ACCEPTED, Said.FAILED})
+"""What may end a round: a delivery or a failure more."""
 _LONGEST_REST_S = 60.0
 
 
@@ -84,6 +89,10 @@ class RoundRun:
         }
         self._scopes: dict[int, trio.CancelScope] = {}
         self._alarms: list[trio.CancelScope] = []
+        self._over = trio.Event()
+        self._simulated = simulated()
+        self._checked: dict[int, Checked | ArrayError] = {}
+        self._heard: list[tuple[float, Said | Alarm, Failure | None]] = []
         self.deliveries: dict[int, Delivery] = {}
 
     def _rules(self) -> Rules:
@@ -103,14 +112,15 @@ class RoundRun:
             if self._begin.deadline_s is not None:
                 nursery.start_soon(self._alarm, Alarm.DEADLINE, self._begin.deadline_s, nursery)
             self._carry_out(self._round.start(), nursery)
+            await self._over.wait()
         return self._round.verdict()
 
     def _carry_out(self, actions: list[Action], nursery: trio.Nursery) -> None:
         for action in actions:
             match action:
-                case Do(rank, step, attempt):
+                case Do(rank):
                     self._scopes[rank] = trio.CancelScope()
-                    nursery.start_soon(self._take, rank, step, attempt, nursery)
+                    nursery.start_soon(self._work, action, nursery)
                 case RetryAfter(rank, attempt):
                     self._scopes[rank] = trio.CancelScope()
                     nursery.start_soon(self._rest, rank, attempt, nursery)
@@ -124,23 +134,65 @@ class RoundRun:
                 case Close():
                     for scope in self._alarms:
                         scope.cancel()
+                    self._over.set()
 
-    async def _take(self, rank: int, step: Step, attempt: int, nursery: trio.Nursery) -> None:
-        """Take one step with a worker and say what came of it."""
+    async def _work(self, do: Do, nursery: trio.Nursery) -> None:
+        """Take one step after the other with a worker, as long as one leads to the next."""
+        with self._scopes[do.rank]:
+            todo: Do | None = do
+            while todo is not None and not self._round.closed:
+                said, failure = await self._take(todo)
+                todo = self._hear(said, do.rank, failure, nursery)
+
+    async def _take(self, do: Do) -> tuple[Said, Failure | None]:
+        """Take one step with a worker and return what came of it."""
+        try:
+            shard = self._begin.shards[do.rank]
+            traced = await self._fleet.join(do.rank, shard, self._number, do.attempt)
+            await self._steps[do.step](do.rank, traced)
+        except WorkerError as e:
+            lost = isinstance(e, ConnectionLostError)
+            if lost and self._fleet.worker(do.rank).connection is not None:
+                await self._fleet.leave(do.rank, self._number, e.reason, str(e), injected=e.injected)
+            return Said.FAILED, _kind(e, do.step)
+        return _SAID[do.step], None
+
+    def _hear(
+        self, said: Said | Alarm, rank: float, failure: Failure | None, nursery: trio.Nursery
+    ) -> Do | None:
+        """Take what happened; return the step that the same worker is to take now, if it is.
+
+        Where time is simulated, what may end the round waits for the end of the instant and is then taken in
+        rank order, alarms last: which of several tasks is woken first is chance.
+        """
         if self._round.closed:
-            return
-        said, failure = _SAID[step], None
-        with self._scopes[rank]:
-            try:
-                shard = self._begin.shards[rank]
-                traced = await self._fleet.join(rank, shard, self._number, attempt)
-                await self._steps[step](rank, traced)
-            except WorkerError as e:
-                said, failure = Said.FAILED, _kind(e, step)
-                if isinstance(e, ConnectionLostError):
-                    await self._fleet.leave(rank, self._number, e.reason, str(e))
-        if not self._round.closed:
-            self._carry_out(self._round.on(said, rank, failure), nursery)
+            return None
+        if self._simulated and (said in _MAY_END or isinstance(said, Alarm)):
+            if not self._heard:
+                instants().at_end(partial(self._hear_in_order, nursery))
+            self._heard.append((rank, said, failure))
+            return None
+        return self._decide(said, rank, failure, nursery)
+
+    def _decide(
+        self, said: Said | Alarm, rank: float, failure: Failure | None, nursery: trio.Nursery
+    ) -> Do | None:
+        if isinstance(said, Alarm):
+            self._carry_out(self._round.alarm(said), nursery)
+            return None
+        actions = self._round.on(said, int(rank), failure)
+        first = actions[0] if actions else None
+        if isinstance(first, Do):
+            self._carry_out(actions[1:], nursery)
+            return first
+        self._carry_out(actions, nursery)
+        return None
+
+    def _hear_in_order(self, nursery: trio.Nursery) -> None:
+        heard, self._heard = sorted(self._heard, key=lambda one: (one[0], one[1].value)), []
+        for rank, said, failure in heard:
+            if not self._round.closed:
+                self._decide(said, rank, failure, nursery)
 
     async def _rest(self, rank: int, attempt: int, nursery: trio.Nursery) -> None:
         """Wait before another attempt: twice as long each time, with jitter of the seed's own."""
@@ -148,15 +200,15 @@ class RoundRun:
         drawn = Random(f"{self._loaded.job.seed} {self._number} {rank} {attempt}").uniform(0.5, 1.0)
         with self._scopes[rank]:
             await trio.sleep(longest * drawn)
-        if not self._round.closed:
-            self._carry_out(self._round.on(Said.RESTED, rank), nursery)
+        todo = self._hear(Said.RESTED, rank, None, nursery)
+        if todo is not None:
+            self._carry_out([todo], nursery)
 
     async def _alarm(self, alarm: Alarm, seconds: float, nursery: trio.Nursery) -> None:
         with trio.CancelScope() as scope:
             self._alarms.append(scope)
             await trio.sleep(seconds)
-        if not self._round.closed:
-            self._carry_out(self._round.alarm(alarm), nursery)
+        self._hear(alarm, math.inf, None, nursery)
 
     def clear(self) -> None:
         """Delete what was pulled."""
@@ -179,7 +231,7 @@ class RoundRun:
         worker.output.begin(f"round {self._number}, attempt {self._begin.attempt}")
         try:
             ended = await traced.exec(
-                train.command,
+                train.command or "(simulated)",
                 env=self._environment(rank, traced.folder),
                 output=worker.output,
                 remove=sorted({*made, *stale}),
@@ -229,9 +281,12 @@ class RoundRun:
     async def _check(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - likewise
         delivery = self.deliveries[rank]
         try:
-            delivery.checked = await trio.to_thread.run_sync(
-                check_weights, delivery.path, self._params.path, trio.from_thread.check_cancelled
-            )
+            if self._simulated:
+                delivery.checked = self._check_once(delivery.path)
+            else:
+                delivery.checked = await in_thread(
+                    check_weights, delivery.path, self._params.path, stop_point()
+                )
         except ArrayError as e:
             raise self._reject(rank, e.reason, e.detail) from e
         except OSError as e:
@@ -241,6 +296,19 @@ class RoundRun:
         """Put a worker's metrics into the log, and return its ``num_samples``."""
         emit_metrics(self._recorder, report, self._number, rank)
         return report.num_samples
+
+    def _check_once(self, path: Path) -> Checked:
+        """Check weights that many simulated workers share, under names of their own, only once."""
+        inode = path.stat().st_ino
+        if inode not in self._checked:
+            try:
+                self._checked[inode] = check_weights(path, self._params.path)
+            except ArrayError as e:
+                self._checked[inode] = e
+        found = self._checked[inode]
+        if isinstance(found, ArrayError):
+            raise ArrayError(found.reason, found.detail)
+        return found
 
     def _reject(self, rank: int, reason: Any, detail: str) -> RejectedError:
         self._emit_reject(rank, reason, detail)

@@ -19,6 +19,7 @@ from runner.recorder import Recorder
 from runner.recycle import set_aside
 from runner.robust import outliers
 from runner.runfolder import RunFolder
+from runner.simtime import in_thread, stop_point
 from runner.weights import Checked
 from schemas.events import Aggregate, Reject
 
@@ -103,7 +104,7 @@ class ServerStep:
             for slot in self._recipe.slots
         ]
         try:
-            made = await trio.to_thread.run_sync(
+            made = await in_thread(
                 partial(
                     aggregate,
                     params.path,
@@ -113,7 +114,7 @@ class ServerStep:
                     number=number,
                     state=states,
                     combine=self._combine,
-                    between=trio.from_thread.check_cancelled,
+                    between=stop_point(),
                     spare=self._folder.spare,
                 )
             )

@@ -66,7 +66,14 @@ class TracedConnection:
 
         def finish(error: str | None) -> Push:
             size, reused = (done.size_bytes, done.reused) if done else (_size(source), 0)
-            return Push(path=target, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
+            return Push(
+                path=target,
+                size_bytes=size,
+                attempt=self._attempt,
+                error=error,
+                reused=reused,
+                injected=self._injected(),
+            )
 
         with self._span(PushStart(path=target, attempt=self._attempt), finish):
             with trio.move_on_after(timeout_s):
@@ -87,7 +94,14 @@ class TracedConnection:
 
         def finish(error: str | None) -> Pull:
             size, reused = (done.size_bytes, done.reused) if done else (None, 0)
-            return Pull(path=source, size_bytes=size, attempt=self._attempt, error=error, reused=reused)
+            return Pull(
+                path=source,
+                size_bytes=size,
+                attempt=self._attempt,
+                error=error,
+                reused=reused,
+                injected=self._injected(),
+            )
 
         with self._span(PullStart(path=source, attempt=self._attempt), finish):
             with trio.move_on_after(timeout_s):
@@ -120,9 +134,10 @@ class TracedConnection:
                 exit_code=ended.exit_code if ended else None,
                 output_tail=output.tail(),
                 output_bytes=output.count_bytes,
-                output_path=self._recorder.relative(output.path),
+                output_path=self._recorder.relative(output.path) if output.count_bytes else None,
                 attempt=self._attempt,
                 error=error or (_exit_error(ended.exit_code) if ended else None),
+                injected=self._injected(),
             )
 
         shown = command if isinstance(command, str) else shlex.join(command)
@@ -159,6 +174,10 @@ class TracedConnection:
             raise
         finally:
             self._emit(finish(error), began)
+
+    def _injected(self) -> str | None:
+        """Return what fault the last call met, where the connection puts some in."""
+        return getattr(self._connection, "injected", None)
 
     def _told(self, error: BaseException) -> str:
         error = leaf(error)

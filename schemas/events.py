@@ -98,6 +98,9 @@ class WorkerDown(Body):
     reason: Annotated[str, Doc(description="a word: connect, lost, failures, ...")]
     detail: Annotated[str, Doc(description="what happened, in words")]
     for_good: Annotated[bool, Doc(description="true: not tried again in this run")]
+    injected: Annotated[
+        str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,9 @@ class _Transfer(Finished):
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
     error: Annotated[str | None, Doc(description="why it failed; null when it did not")] = None
     reused: Annotated[Count, Doc(description="bytes that were there already and not sent again")] = 0
+    injected: Annotated[
+        str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +190,9 @@ class Exec(Finished):
     output_path: Annotated[str | None, Doc(description="file with the output, relative to the log")]
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
     error: Annotated[str | None, Doc(description="why it failed; null when it did not")] = None
+    injected: Annotated[
+        str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
+    ] = None
 
 
 RejectReason = Literal[

@@ -145,7 +145,7 @@ def runner(*args: object, code: int | None = 0, **options: Any) -> subprocess.Co
     return done
 
 
-def start(job: Path, *args: object, code: int = 0, **options: Any) -> Run:
+def start(job: Path, *args: object, code: int | None = 0, **options: Any) -> Run:
     """Run a job in `runs` beside its file; stdout must be the path of its log, alone."""
     runs = job.parent / "runs"
     done = runner("start", job, "--runs", runs, *args, code=code, **options)

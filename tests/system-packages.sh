@@ -1,6 +1,9 @@
 # Sees to the Debian packages the tests need: installs what is missing where it may, else says what is skipped.
 missing=
+PATH="$PATH:/usr/sbin"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+command -v sshd >/dev/null 2>&1 || missing="$missing openssh-server"
+command -v ssh >/dev/null 2>&1 || missing="$missing openssh-client"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     export DEBIAN_FRONTEND=noninteractive

@@ -92,12 +92,12 @@ quorum = 1.5
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "worker": "job.toml:3: worker: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, spares, params, train, evaluate, aggregate, deadlines, policy",
+        "name, rounds, seed, workers, spares, params, train, sim, evaluate, aggregate, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
-        "file (path of an .npz or .npy file), command (writes $ROUNDLOG_PARAMS)",
+        "file (path of an .npz, .npy or .safetensors file), command (writes $ROUNDLOG_PARAMS)",
         "train.comand": "job.toml:8: train.comand: unknown key (did you mean 'command'?); allowed: "
-        "command, timeout_s, env, secrets, files, retries, output_limit_bytes",
+        "command, timeout_s, env, secrets, files, resident, retries, output_limit_bytes",
         "train.command": "job.toml:7: train.command: missing; allowed: a list of strings (run as it is) "
         "or a string (run by /bin/sh -c), not empty",
         "train.timeout_s": "job.toml:9: train.timeout_s: received 'long'; allowed: "

@@ -21,6 +21,7 @@ from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.errors import CommandError, TransferError
 from runner.job import PYTHON, Command
 from runner.recycle import LARGE_BYTES, open_part, set_aside
+from runner.simtime import in_thread
 
 _CHUNK_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
@@ -60,6 +61,7 @@ class LocalConnection:
         self._folder = folder.resolve()
         self._spare = self._folder / ".spare.part"
         self._pushed: set[str] = set()
+        self._running: set[int] = set()
         self.folder = str(self._folder)
         self.address = f"local:{self._folder}"
         self.facts: Mapping[str, str | int | float] = {
@@ -132,20 +134,28 @@ class LocalConnection:
             _discard(trash)
             raise CommandError(f"can't start {words[0]!r}: {getattr(e, 'strerror', None) or e}") from e
         ended = False
+        self._running.add(process.pid)
         try:
             await _to_end(process, output, trash, stdin)
             ended = True
         finally:
+            self._running.discard(process.pid)
             with trio.CancelScope(shield=True):
                 await _end(process, gently=not ended)
         return Ended(
             await process.wait(), {name: size for name in expect if (size := self._size(name)) is not None}
         )
 
-    async def close(self) -> None:
+    async def close(self, *, done: bool = False) -> None:  # noqa: ARG002 - what is here stays
         """End every process that carries this worker's mark."""
-        await trio.to_thread.run_sync(end_marked, self._mark)
+        await in_thread(end_marked, self._mark)
         self._spare.unlink(missing_ok=True)
+
+    def strike(self, number: signal.Signals) -> bool:
+        """Send a signal to the groups of the commands that run; say whether there are any."""
+        for pid in self._running:
+            _kill_group(pid, number)
+        return bool(self._running)
 
     def _cleared(self, names: Sequence[str]) -> list[Path]:
         """Take files away from their names at once; return those whose blocks are still to be freed.

@@ -1,0 +1,428 @@
+"""Workers on other machines, over plain SSH: nothing of ours is there but a shell; knows nothing of rounds.
+
+A worker has one connection and on it one shell, which takes a line a request and sends files and output
+through the same channel, so that a round costs no shell start. Ending a command takes a second channel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path, PurePosixPath
+from random import Random
+
+import asyncssh
+import trio
+import trio_asyncio
+from trio_asyncio import aio_as_trio
+
+from runner.arrays import sha256_of
+from runner.connection import Ended, Sink, Transferred, checked_name
+from runner.errors import CommandError, ConnectionLostError, TransferError, WorkerError
+from runner.hosts import Host, Ssh
+from runner.job import Command
+from runner.transports import sshscript
+from runner.transports.sshchannel import Shell, lost
+from runner.transports.sshlogin import HostKeys, login
+from schemas.text import printable
+
+_AT_ONCE = 8
+"""Logins to one server at a time: less than its MaxStartups."""
+_PATIENCE_S = 5.0
+"""How long the far side has to clean up."""
+_INLINE_BYTES = 1 << 20
+
+
+@asynccontextmanager
+async def session() -> AsyncIterator[None]:
+    """Run asyncio's loop, which asyncssh needs, as a task of trio's."""
+    async with trio_asyncio.open_loop():
+        yield
+
+
+class Machines:
+    """What all connections of a run share: limits, accepted keys, hashes of files.
+
+    Args:
+        ssh: the job's settings.
+        hosts: the workers' machines, by rank.
+        run: the run's id; names the folders and marks the processes over there.
+        keys: file of the host keys accepted on first sight.
+    """
+
+    def __init__(self, ssh: Ssh, hosts: Sequence[Host], run: str, keys: Path) -> None:
+        self.ssh = ssh
+        self.hosts = hosts
+        self.run = run
+        self.transfers = trio.CapacityLimiter(ssh.transfers)
+        self._keys = HostKeys(keys)
+        self._logins: dict[tuple[str, int | None], trio.CapacityLimiter] = {}
+        self._hashes: dict[tuple[str, int, int, int], str] = {}
+        self._hashing = trio.Lock()
+
+    async def connect(self, rank: int) -> SshConnection:
+        """Return a connection to a worker; what an earlier one left running there is ended.
+
+        Raises:
+            ConnectionLostError: the machine can't be reached or doesn't let us in.
+            TransferError: the worker's folder can't be made.
+        """
+        host = self.hosts[rank]
+        place = (host.jump or host.host, host.port)
+        limiter = self._logins.setdefault(place, trio.CapacityLimiter(_AT_ONCE))
+        async with limiter:
+            connection = await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
+        made = SshConnection(connection, self, host, rank)
+        try:
+            await made.begin()
+        except BaseException:
+            await made.let_go()
+            raise
+        return made
+
+    async def sha256(self, path: Path, status: os.stat_result) -> str:
+        """Return a file's hash; it is computed once for all workers."""
+        key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        async with self._hashing:
+            if key not in self._hashes:
+                if status.st_size > _INLINE_BYTES:
+                    self._hashes[key] = await trio.to_thread.run_sync(sha256_of, path)
+                else:
+                    self._hashes[key] = sha256_of(path)
+            return self._hashes[key]
+
+
+class SshConnection:
+    """A worker on another machine."""
+
+    def __init__(
+        self, connection: asyncssh.SSHClientConnection, machines: Machines, host: Host, rank: int
+    ) -> None:
+        self._connection = connection
+        self._machines = machines
+        self._mark = f"{machines.run}.{rank}."
+        root = PurePosixPath(host.folder or ".roundlog")
+        self._asked_folder = str(root / machines.run / str(rank))
+        self._shell: Shell | None = None
+        self._lock = trio.Lock()
+        self._closed = False
+        self.folder = ""
+        self.address = f"ssh:{host.shown}"
+        self.facts: Mapping[str, str | int | float] = {}
+        self.ended = 0
+        """Processes of an earlier connection that were ended."""
+
+    async def begin(self) -> None:
+        """Start the shell and learn about the machine."""
+        began = time.time()
+        async with self._lock:
+            shell = await self._ready()
+            sent = time.time()
+            await shell.ask("say pong")
+            await self._expect(shell, "pong")
+            trip = time.time() - sent
+        facts = dict(self.facts)
+        clock = facts.pop("clock_s", None)
+        if isinstance(clock, int):
+            facts["clock_offset_s"] = round(clock - (began + sent) / 2)
+        if self.ended:
+            facts["left_running"] = self.ended
+        self.facts = {**facts, "round_trip_s": round(trip, 6)}
+
+    async def push(self, source: Path, target: str) -> Transferred:
+        """Send a file; of a large one, what a cut transfer left is used."""
+        name = checked_name(target)
+        try:
+            status = source.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise TransferError(f"can't push {source}: it is no regular file")
+            sha256 = await self._machines.sha256(source, status)
+        except OSError as e:
+            raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
+        async with self._machines.transfers, self._lock:
+            shell = await self._ready()
+            try:
+                return await self._put(shell, source, name, status, sha256)
+            except OSError as e:
+                await self._give_up(shell)
+                raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
+            except (trio.Cancelled, ConnectionLostError):
+                await self._give_up(shell)
+                raise
+
+    async def _put(
+        self, shell: Shell, source: Path, name: str, status: os.stat_result, sha256: str
+    ) -> Transferred:
+        there, size = 0, status.st_size
+        mode = "700" if status.st_mode & 0o100 else "600"
+        word = sshscript.path(name)
+        if size >= sshscript.RESUMED_BYTES:
+            await shell.ask(f"there {word}")
+            there = int((await self._expect(shell, "there"))[1])
+            there = there if there < size else 0
+        while True:
+            wanted = sha256 if self.facts.get("hash") != "none" else "size"
+            await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
+            await shell.send_file(source, there, size - there)
+            said = await self._expect(shell, "ok", "bad")
+            if said[0] == "ok":
+                return Transferred(size, there)
+            if not there:
+                raise TransferError(f"can't push {source} to {name}: {_told(said[1:])}")
+            there = 0  # what was there was of another file
+
+    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
+        """Fetch a file; of a large one, what a cut transfer left is used."""
+        name = checked_name(source)
+        part = target.with_name(f".{target.name}.part")
+        async with self._machines.transfers, self._lock:
+            shell = await self._ready()
+            try:
+                return await self._get(shell, name, target, part, max_bytes)
+            except OSError as e:
+                await self._give_up(shell)
+                raise TransferError(f"can't pull {source}: {e.strerror}") from e
+            except (trio.Cancelled, ConnectionLostError):
+                await self._give_up(shell)
+                raise
+            finally:
+                shell.taken = None
+                with suppress(OSError):
+                    if part.stat().st_size < sshscript.RESUMED_BYTES:
+                        part.unlink()
+
+    async def _get(self, shell: Shell, name: str, target: Path, part: Path, max_bytes: int) -> Transferred:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(part.lstat().st_mode) or part.stat().st_size < sshscript.RESUMED_BYTES:
+                part.unlink()
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "ab", buffering=0) as file:
+            there = file.tell()
+            shell.taken = file.write
+            await shell.ask(f"get {sshscript.path(name)} {max_bytes} {there}")
+            said = await self._expect(shell, "raw", "no")
+            if said[0] == "no":
+                raise TransferError(f"can't pull {name}: {_refusal(said[1:], max_bytes)}")
+            if int(said[2]) != there:  # what is here is of another file
+                file.truncate(0)
+                there = 0
+            size, theirs = (await self._expect(shell, "sum"))[1:3]
+            shell.taken = None
+            length = file.tell()
+        if length > _INLINE_BYTES:
+            ours = await trio.to_thread.run_sync(sha256_of, part)
+        else:
+            ours = sha256_of(part)
+        if length != int(size) or theirs not in {ours, "none"}:
+            part.unlink()
+            raise TransferError(f"can't pull {name}: it changed on its way or while it was read")
+        part.replace(target)
+        return Transferred(length, there)
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Sink,
+        remove: Sequence[str] = (),
+        expect: Sequence[str] = (),
+        stdin: trio.MemoryReceiveChannel[bytes] | None = None,
+    ) -> Ended:
+        """Run a command in a session of its own; one that is fed gets a shell of its own, too."""
+        for name in (*remove, *expect):
+            checked_name(name)
+        line = sshscript.request_run(command, env, remove, expect, fed=stdin is not None)
+        if stdin is None:
+            async with self._lock:
+                shell = await self._ready()
+                return await self._run(shell, line, command, output, expect)
+        shell = await self._open()
+        try:
+            async with trio.open_nursery() as nursery:
+                started = trio.Event()
+                nursery.start_soon(_feed, shell, stdin, started)
+                ended = await self._run(shell, line, command, output, expect, started.set)
+                nursery.cancel_scope.cancel()
+            return ended
+        finally:
+            shell.drop()
+
+    async def _run(  # noqa: PLR0917 - one caller inside, one with all of them
+        self,
+        shell: Shell,
+        line: str,
+        command: Command,
+        output: Sink,
+        expect: Sequence[str],
+        started: Callable[[], object] | None = None,
+    ) -> Ended:
+        program = command if isinstance(command, str) else command[0]
+        pid: int | None = None
+        try:
+            await shell.ask(line)
+            shell.sink = output
+            said = await self._expect(shell, "pid", "nostart", "stuck")
+            if said[0] == "nostart":
+                raise CommandError(f"can't start {program!r}: no such program over there")
+            if said[0] == "stuck":
+                raise CommandError(f"can't remove a file of before: {_told(said[1:])}")
+            pid = int(said[1])
+            if started is not None:
+                started()
+            said = await self._expect(shell, "end")
+        except ConnectionLostError:
+            self._shell = None if shell is self._shell else self._shell
+            raise
+        except CommandError:
+            raise
+        except BaseException:
+            await self._kill(shell, pid)
+            raise
+        finally:
+            shell.sink = None
+        code = int(said[1])
+        sizes = {name: int(size) for name, size in zip(expect, said[3:], strict=False) if size.isdigit()}
+        if code in {126, 127} and not isinstance(command, str):
+            raise CommandError(f"can't start {program!r}: it can't be executed over there")
+        return Ended(code - 256 if code > 255 else _exit_code(code), sizes)
+
+    async def _kill(self, shell: Shell, pid: int | None) -> None:
+        """End a command over a second channel, and wait for the shell to say so."""
+        with (
+            trio.CancelScope(shield=True),
+            trio.move_on_after(_PATIENCE_S) as scope,
+            suppress(WorkerError, ValueError),
+        ):
+            while pid is None:
+                said = await self._expect(shell, "pid", "nostart", "stuck")
+                if said[0] != "pid":
+                    return
+                pid = int(said[1])
+            await self._aside(sshscript.request_kill(pid, self._mark))
+            await self._expect(shell, "end")
+        if scope.cancelled_caught:
+            shell.drop()
+            self._shell = None if shell is self._shell else self._shell
+
+    async def _aside(self, script: bytes) -> None:
+        """Run a script in a shell of its own.
+
+        Raises:
+            ConnectionLostError: it could not.
+        """
+        try:
+            await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+        except (asyncssh.Error, OSError) as e:
+            raise lost(e) from e
+
+    async def close(self, *, done: bool = False) -> None:
+        """End every process that carries this worker's mark, and the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_PATIENCE_S), suppress(WorkerError, ValueError, OSError):
+                shell = self._shell
+                if shell is not None and not self._lock.locked():
+                    folder = PurePosixPath(self._asked_folder)
+                    mine, of_run = (sshscript.quoted(str(path)) for path in (folder, folder.parent))
+                    away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
+                    await shell.ask(f'endall{away}; say ended "$n"')
+                    await self._expect(shell, "ended")
+                    await shell.end(_PATIENCE_S)
+            await self.let_go()
+
+    async def let_go(self) -> None:
+        """End the connection alone."""
+        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S):
+            self._connection.close()
+            await aio_as_trio(self._connection.wait_closed)()
+        self._connection.abort()
+
+    async def _ready(self) -> Shell:
+        """Return the shell, a new one if there is none."""
+        if self._closed:
+            raise ConnectionLostError("the connection is closed")
+        if self._shell is None or self._shell.gone.is_set():
+            self._shell = await self._open()
+        return self._shell
+
+    async def _open(self) -> Shell:
+        """Start a shell; it says what there is over there."""
+        shell = await Shell.open(self._connection, self._mark, self._asked_folder)
+        facts: dict[str, str | int | float] = {}
+        with trio.move_on_after(self._machines.ssh.connect_s):
+            while True:
+                said = await shell.hear()
+                match said[0]:
+                    case "nofolder":
+                        raise TransferError(
+                            f"can't make the worker's folder {self._asked_folder}: {_told(said[1:])}; "
+                            "name another with folder = ..."
+                        )
+                    case "folder":
+                        self.folder = " ".join(said[1:])
+                    case "ended":
+                        self.ended += int(said[1])
+                    case "fact":
+                        _take(facts, said[1], printable(" ".join(said[2:]))[:100])
+                    case "ready":
+                        self.facts = facts
+                        return shell
+        shell.drop()
+        raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
+
+    async def _give_up(self, shell: Shell) -> None:
+        """End a shell in the middle of a transfer; it clears away what isn't whole."""
+        self._shell = None
+        await shell.end(_PATIENCE_S)
+
+    async def _expect(self, shell: Shell, *kinds: str) -> list[str]:
+        """Return the next message, which must be one of these."""
+        said = await shell.hear()
+        if said[0] not in kinds:
+            raise ConnectionLostError(f"its shell said {printable(' '.join(said))[:100]!r} out of turn")
+        return said
+
+
+async def _feed(shell: Shell, source: trio.MemoryReceiveChannel[bytes], started: trio.Event) -> None:
+    await started.wait()  # what is sent before is the shell's
+    with suppress(ConnectionLostError):
+        async with source:
+            async for chunk in source:
+                await shell.send(chunk)
+        await shell.end(_PATIENCE_S)
+
+
+def _exit_code(code: int) -> int:
+    """Return the exit code as processes have it: a shell says 128 and the signal's number."""
+    ended = code - 128
+    return -ended if ended in set(signal.Signals) else code
+
+
+def _take(facts: dict[str, str | int | float], name: str, value: str) -> None:
+    if name.endswith("_kib"):
+        name, value = name.replace("_kib", "_bytes"), str(int(value) * 1024) if value.isdigit() else ""
+    if value:
+        facts[name] = int(value) if value.isdigit() else value
+
+
+def _refusal(words: list[str], max_bytes: int) -> str:
+    match words[0]:
+        case "such":
+            return "No such file or directory: nothing is there"
+        case "large":
+            return f"it has {words[1]} bytes, more than {max_bytes}"
+        case "regular":
+            return "it is no regular file"
+        case _:
+            return "it can't be read"
+
+
+def _told(words: list[str]) -> str:
+    return printable(" ".join(words).strip())[:200] or "it failed"

@@ -1,0 +1,153 @@
+"""Faults put in on purpose: planned by the seed alone, real on real workers, told in the log."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import COPY, processes_under, runner, start, toml, write_job
+from simulated import canonical, sim_job
+
+from runner.chaos import Chaos, Plan
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def chaos_file(folder: Path, **given) -> Path:
+    path = folder / "chaos.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in given.items()))
+    return path
+
+
+@given(st.integers(0, 1000), st.integers(0, 9), st.booleans())
+def test_a_plan_depends_on_seed_and_rank_alone(seed: int, rank: int, per_worker: bool):
+    chaos = Chaos(faults_per_hour=60, per_worker=per_worker, seed=seed)
+    one, two = (Plan(chaos, rank, 10) for _ in range(2))
+    taken = [one.take() for _ in range(20)]
+    assert taken == [two.take() for _ in range(20)]
+    assert taken != [p.take() for p in [Plan(chaos, rank + 1, 10)] for _ in range(20)]
+    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(taken))
+
+
+@pytest.mark.parametrize(("per_worker", "expected"), [(False, 3000), (True, 60_000)])
+def test_the_rate_is_kept(per_worker: bool, expected: int):
+    chaos = Chaos(faults_per_hour=300, per_worker=per_worker)
+    count = 0
+    for rank in range(20):
+        plan = Plan(chaos, rank, 20)
+        while plan.take().at_s < 36_000:
+            count += 1
+    assert abs(count - expected) < 0.1 * expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("cut", {"the connection was cut", "the worker is out of reach"}),
+        ("kill", {"the worker was killed", "the worker is out of reach"}),
+        ("freeze", {"timed out after 30.0 s", "timed out after 5.00 s"}),
+        ("slow", set()),
+    ],
+)
+def test_each_kind_in_simulation(tmp_path: Path, kind: str, said: set[str]):
+    given = {
+        "rounds": 30,
+        "policy": {"retries": 0, "max_failures": 99, "quorum": 1},
+        "train": {"timeout_s": 30},
+        "deadlines": {"push_s": 5, "pull_s": 5},
+    }
+    job = sim_job(tmp_path, **given)
+    chaos = chaos_file(tmp_path, faults_per_hour=200, kinds=[kind], outage_s=20, slow_factor=2)
+    run = start(job, "-q", "--chaos", chaos)
+    struck = [e for e in run.events if e.get("injected")]
+    assert len(struck) > 5
+    assert {e["injected"] for e in struck} <= {kind, "outage"}
+    errors = {e.get("error") or e.get("detail") for e in struck} - {None}
+    assert errors <= said
+    assert run.one("run_start")["job"]["chaos"]["kinds"] == [kind]
+    lost = {(e["round"], e["rank"]) for e in run.kind("worker_down")}
+    for event in run.kind("aggregate"):
+        assert not {rank for round_, rank in lost if round_ == event["round"]} & set(event["ranks"])
+    if kind == "slow":
+        assert {e["num_workers"] for e in run.kind("aggregate")} == {4}
+        assert max(e["duration_s"] for e in run.kind("exec")) == 20.0
+
+
+def test_the_same_seed_strikes_the_same(tmp_path: Path):
+    job = sim_job(
+        tmp_path,
+        rounds=10,
+        policy={"max_failures": 99, "quorum": 1},
+        train={"timeout_s": 30},
+        deadlines={"push_s": 5, "pull_s": 5},
+    )
+    chaos = chaos_file(tmp_path, faults_per_hour=400)
+    one, two = (canonical(start(job, "-q", "--chaos", chaos).events) for _ in range(2))
+    assert one == two
+
+
+def test_the_example_keeps_its_promise(tmp_path: Path):
+    """32 workers under 125 faults an hour keep 97.7 % of the throughput; more than 16 of 32 take part."""
+    job = EXAMPLES / "chaos-sim.toml"
+    ends = []
+    for chaos in ((), ("--chaos", EXAMPLES / "chaos.toml")):
+        done = runner("start", "-q", job, "--runs", tmp_path, *chaos)
+        ends.append(Path(done.stdout.strip()))
+    seconds, shares = [], []
+    for log in ends:
+        rounds = [line for line in log.read_text().splitlines() if '"kind":"round_end"' in line]
+        seconds.append(float(log.read_text().splitlines()[-1].split('"duration_s":')[1].split(",")[0]))
+        shares.append(sum(int(r.split('"survivors":')[1].split(",")[0]) for r in rounds) / len(rounds) / 32)
+    assert seconds[0] / seconds[1] >= 0.977
+    assert shares[1] > 0.9
+
+
+def test_a_kill_of_a_local_worker_is_a_real_one(tmp_path: Path):
+    script = f"sleep 600 & sleep 0.4; {COPY}"
+    job = write_job(
+        tmp_path, rounds=8, workers=3, train={"command": script}, policy={"quorum": 1, "max_failures": 99}
+    )
+    chaos = chaos_file(tmp_path, faults_per_hour=3600, per_worker=True, kinds=["kill"], seed=3)
+    run = start(job, "-q", "--chaos", chaos)
+    struck = [e for e in run.kind("exec") if e["injected"]]
+    assert struck
+    assert {(e["exit_code"], e["error"], e["injected"]) for e in struck} <= {
+        (-9, "ended by signal 9", "kill"),
+        (None, "the worker was killed", "kill"),
+        (0, None, "kill"),  # it struck just as the command had ended
+    }
+    assert any(e["exit_code"] == -9 for e in struck)
+    assert not processes_under(tmp_path)
+
+
+def test_a_frozen_local_worker_is_noticed_and_ended(tmp_path: Path):
+    job = write_job(
+        tmp_path,
+        rounds=2,
+        workers=2,
+        train={"command": f"sleep 0.3; {COPY}", "timeout_s": 1},
+        policy={"quorum": 1, "max_failures": 99},
+        deadlines={"push_s": 1, "pull_s": 1, "round_s": 3},
+    )
+    chaos = chaos_file(tmp_path, faults_per_hour=7200, per_worker=True, kinds=["freeze"], seed=1)
+    run = start(job, "-q", "--chaos", chaos, code=None)
+    assert {e["injected"] for e in run.events if e.get("injected")} == {"freeze"}
+    assert not processes_under(tmp_path)
+
+
+def test_what_is_wrong_with_a_chaos_file(tmp_path: Path):
+    job = write_job(tmp_path)
+    chaos = chaos_file(tmp_path, kinds=["explode"], per_wroker=True, outage_s=-1)
+    done = runner("start", job, "--runs", tmp_path / "runs", "--chaos", chaos, code=2)
+    for said in (
+        "faults_per_hour: missing",
+        "did you mean 'per_worker'",
+        "kinds: received",
+        "outage_s: received",
+    ):
+        assert said in done.stderr
+    assert not (tmp_path / "runs").exists()
+    assert "can't be read" in runner("start", job, "--chaos", tmp_path / "none", code=2).stderr

@@ -1,0 +1,130 @@
+"""The log when the disk or somebody else is against it: nothing untrue in it, one sentence, exit code 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+from jobs import COPY, RUNNER, Started, environ, eventually, processes_under, runner, write_job
+from simulated import sim_job
+
+
+def waiting(folder: Path) -> Path:
+    """Write a job whose second round waits until the file `go` is there."""
+    script = f"[ $ROUNDLOG_ROUND = 0 ] || while [ ! -e {folder}/go ]; do sleep 0.02; done; {COPY}"
+    return write_job(folder, train={"command": script}, rounds=3)
+
+
+def whole(log: Path) -> list[dict]:
+    """Return the events of a log whose last line may be cut off; all others must be whole, in order."""
+    *lines, last = log.read_bytes().split(b"\n")
+    events = [json.loads(line) for line in lines]
+    assert [e["seq"] for e in events] == list(range(len(events)))
+    if last:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(last)
+    return events
+
+
+def committed_is_true(log: Path, events: list[dict]) -> None:
+    """See that what the log says was made is there, unless newer ones have taken its place."""
+    made = [e for e in events if e["kind"] == "aggregate" and e["error"] is None]
+    for event in made[-1:]:
+        assert (log.parent / event["params_path"]).stat().st_size > 0
+    ended = [e["round"] for e in events if e["kind"] == "round_end" and e["outcome"] == "ok"]
+    assert ended == [e["round"] for e in made][: len(ended)]
+
+
+@pytest.mark.parametrize("way", ["moved", "deleted", "replaced", "folder moved"])
+def test_a_log_that_is_taken_away(tmp_path: Path, way: str):
+    with Started(waiting(tmp_path)) as started:
+        eventually(lambda: list(started.runs.glob("*/workers/*/params-0001.npy")), "the second round")
+        (log,) = started.runs.glob("*.jsonl")
+        kept = tmp_path / "kept.jsonl"
+        if way == "deleted":
+            log.unlink()
+        elif way == "folder moved":
+            started.runs.rename(tmp_path / "elsewhere")
+            kept = tmp_path / "elsewhere" / log.name
+        else:
+            log.rename(kept)
+            if way == "replaced":
+                log.write_text("another\n")
+        (tmp_path / "go").touch()
+        run = started.end()
+    assert run.code == 1
+    assert run.err.count("error: ") == 1, run.err
+    if way != "folder moved":
+        word = "deleted" if way == "deleted" else "moved away"
+        assert f"it was {word} while it was being written" in run.err
+    if way == "replaced":
+        assert log.read_text() == "another\n"
+    if way != "deleted":
+        events = whole(kept)
+        assert not [e for e in events if e["kind"] == "run_end" and e["status"] == "completed"]
+    assert not processes_under(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1900, 2600, 3700, 6000])
+def test_a_disk_that_is_full_after_so_many_bytes(tmp_path: Path, size: int):
+    """A limit on the size of files stands in for the disk: a write that goes beyond takes a part or none."""
+    job = sim_job(tmp_path, rounds=9, workers=2)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+    runs = tmp_path / "runs"
+    done = runner("start", job, "--runs", runs, code=1, preexec_fn=limit)
+    assert done.stderr.count("error: ") == 1, done.stderr
+    (log,) = runs.glob("*.jsonl")
+    assert log.stat().st_size <= size
+    events = whole(log)
+    assert "run_end" not in {e["kind"] for e in events[:-1]}
+    committed_is_true(log, events)
+
+
+def test_a_full_disk_under_real_workers(tmp_path: Path):
+    job = write_job(tmp_path, rounds=30)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (9000, 9000))
+    done = runner("start", job, "--runs", tmp_path / "runs", code=1, preexec_fn=limit)
+    assert done.stderr.count("error: ") == 1, done.stderr
+    (log,) = (tmp_path / "runs").glob("*.jsonl")
+    committed_is_true(log, whole(log))
+    assert not processes_under(tmp_path)
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path):
+    job = write_job(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o555)
+    if os.access(runs, os.W_OK):  # nobody is refused to root; /sys refuses all
+        runs = Path("/sys/roundlog-runs")
+    done = runner("start", job, "--runs", runs, code=1)
+    assert done.stderr.count("error: ") == 1
+    assert "can't make the run's folder" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_pipe_that_is_full_holds_up_nothing(tmp_path: Path):
+    """Nobody reads stderr, and far more is said than a pipe takes: the run goes on to its end."""
+    job = sim_job(tmp_path, rounds=40, workers=20)
+    runs = tmp_path / "runs"
+    process = subprocess.Popen(
+        [RUNNER, "start", "-v", job, "--runs", runs],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ(),
+    )
+    try:
+        eventually(
+            lambda: any('"kind":"run_end"' in log.read_text() for log in runs.glob("*.jsonl")), "the end"
+        )
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert whole(Path(out.decode().strip()))[-1]["status"] == "completed"
+    finally:
+        process.kill()
+        process.communicate()

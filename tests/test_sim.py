@@ -1,0 +1,370 @@
+"""Simulated workers: exact times, the same events for the same seed, each fault as it was planned."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from conformance import ESCAPES, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import Run, runner, start
+from simulated import canonical, of, sim_job, simulate
+from test_job import problems
+from trio.testing import MockClock
+
+from runner.connection import Connection
+from runner.draws import Draw, LogNormal
+from runner.errors import ConnectionLostError, TransferError
+from runner.sharing import SharedLine
+from runner.simjob import Fault, Sim
+from runner.simtime import in_thread, instants, simulated
+from runner.simtime import simulate as take_for_simulated
+from runner.transports.sim import World
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def timed(work, *args):
+    """Run something in simulated time; return what it returned and the seconds it took."""
+    clock = MockClock(autojump_threshold=0)
+
+    async def run():
+        take_for_simulated(clock.jump)
+        with trio.fail_after(1e6):
+            return await work(*args), trio.current_time()
+
+    return trio.run(run, clock=clock)
+
+
+def test_a_round_takes_exactly_what_the_job_says():
+    events = simulate(rounds=2)
+    assert [(e["t"], e["duration_s"]) for e in of(events, "exec", round=0)] == [(11.0, 10.0)] * 4
+    assert [(e["duration_s"], e["size_bytes"]) for e in of(events, "pull")] == [(1.0, 1_000_000)] * 8
+    assert [(e["t"], e["survivors"]) for e in of(events, "round_end")] == [(12.0, 4), (24.0, 4)]
+    assert of(events, "run_end")[0]["duration_s"] == 24.0
+    norms = [e["delta_norm"] for e in of(events, "aggregate")]
+    assert all(norm > 0 for norm in norms), "the workers' weights are averaged for real"
+
+
+def test_ts_is_the_beginning_and_simulated_seconds():
+    events = simulate(rounds=1)
+    began = datetime.fromisoformat(events[0]["ts"])
+    for event in events:
+        assert (datetime.fromisoformat(event["ts"]) - began).total_seconds() == pytest.approx(event["t"])
+
+
+@pytest.mark.parametrize(("line", "ends"), [(None, [12.0]), (2_000_000, [14.0]), (500_000, [20.0])])
+def test_pushes_share_the_coordinators_line(line: int | None, ends: list[float]):
+    sim = {} if line is None else {"uplink_bytes_per_s": line}
+    assert [e["t"] for e in of(simulate(rounds=1, sim=sim), "round_end")] == [
+        end if line is None else 11.0 + 4_000_000 / line for end in ends
+    ]
+
+
+def test_a_line_is_shared_equally_and_each_goes_on_faster_when_another_is_done():
+    async def carry(line: SharedLine, begin: float, size: float, ends: list[float]) -> None:
+        await trio.sleep(begin)
+        await line.carry(size, 0.0)
+        ends.append(trio.current_time())
+
+    async def run() -> list[float]:
+        line, ends = SharedLine(100.0), []
+        async with trio.open_nursery() as nursery:
+            for begin, size in ((0, 300), (0, 100), (1, 50)):
+                nursery.start_soon(carry, line, begin, size, ends)
+        return ends
+
+    # Two get 50 a second each, three a third part of 100; at 2.5 s two are done, at 4.5 s the last.
+    assert timed(run)[0] == pytest.approx([2.5, 2.5, 4.5])
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1e6), st.booleans()), min_size=1, max_size=12))
+@settings(max_examples=60)
+def test_a_line_carries_all_and_never_more_than_it_can(transfers):
+    async def carry(line: SharedLine, begin: float, size: float, gives_up: bool, ends: list) -> None:
+        await trio.sleep(begin)
+        with trio.move_on_after(5 if gives_up else 1e9):
+            await line.carry(size, 0.0)
+            ends.append((begin, size, trio.current_time()))
+
+    async def run() -> list:
+        line, ends = SharedLine(1000.0), []
+        async with trio.open_nursery() as nursery:
+            for begin, size, gives_up in transfers:
+                nursery.start_soon(carry, line, begin, size, gives_up, ends)
+        return ends
+
+    ends, _ = timed(run)
+    assert len(ends) >= sum(not gives_up for _, _, gives_up in transfers)
+    for begin, size, end in ends:
+        assert end - begin >= size / 1000.0 - 1e-6
+    if ends:
+        assert max(end for *_, end in ends) >= sum(size for _, size, _ in ends) / 1000.0 - 1e-3
+
+
+def test_work_is_done_inline_and_the_end_of_an_instant_comes_last():
+    async def run() -> list[str]:
+        said: list[str] = []
+
+        async def late(name: str, sleeps: int) -> None:
+            await instants().sleep_until(5)
+            for _ in range(sleeps):
+                await trio.lowlevel.checkpoint()
+            said.append(await in_thread(str, name))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(late, f"task {number}", number * 3)
+            instants().call_at(5, partial(instants().at_end, partial(said.append, "end")))
+        await trio.sleep(1)
+        assert simulated()
+        return said
+
+    said, seconds = timed(run)
+    assert (sorted(said), said[-1], seconds) == (["end", "task 0", "task 1", "task 2"], "end", 6.0)
+
+
+PARTS = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10**6),
+        "workers": st.integers(1, 6),
+        "rounds": st.integers(1, 3),
+        "spares": st.integers(0, 2),
+        "policy": st.fixed_dictionaries(
+            {
+                "close_at": st.sampled_from([0.5, 1.0]),
+                "grace_s": st.sampled_from([0, 3]),
+                "backoff_s": st.sampled_from([0, 1]),
+                "max_failures": st.integers(1, 3),
+            }
+        ),
+        "deadlines": st.sampled_from(
+            [{"round_s": 30}, {"round_s": 12}, {"round_s": "auto", "auto_ceiling_s": 40}]
+        ),
+        "sim": st.sampled_from([{}, {"train_s": {"uniform": [5, 15]}, "uplink_bytes_per_s": 2_000_000}]),
+        "faults": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "what": st.sampled_from(["crash", "hang", "slow", "nan", "shape", "vanish"]),
+                    "during": st.sampled_from(["push", "exec", "pull"]),
+                    "probability": st.sampled_from([0.2, 1.0]),
+                }
+            ),
+            max_size=2,
+        ),
+    }
+)
+
+
+@given(PARTS)
+@settings(max_examples=25)
+def test_the_same_seed_gives_the_same_events(parts):
+    """Ties abound here: all train for ten seconds; which task trio wakes first must not show."""
+    faults = parts["faults"]
+    changes = {name: value for name, value in parts.items() if name != "faults"}
+    one, two = (canonical(simulate(*faults, **changes)) for _ in range(2))
+    assert one == two
+
+
+def test_another_seed_gives_other_events():
+    sim = {"train_s": {"lognormal": {"median": 10, "sigma": 0.5}}}
+    one, two = (simulate(seed=seed, sim=sim) for seed in (1, 2))
+    assert canonical(one) != canonical(two)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "error"),
+    [
+        ({"what": "crash"}, "exec", "ended by signal 9"),
+        ({"what": "crash", "during": "push", "times": 9}, "push", "the worker crashed"),
+        ({"what": "crash", "during": "pull", "times": 9}, "pull", "the worker crashed"),
+        ({"what": "hang"}, "exec", "timed out after 1m40s"),
+        ({"what": "hang", "during": "push", "times": 9}, "push", "timed out after 50.0 s"),
+        ({"what": "partition", "at_s": 5, "for_s": 100}, "exec", "the network is partitioned"),
+    ],
+    ids=lambda x: x["what"] if isinstance(x, dict) else None,
+)
+def test_a_fault_costs_its_worker_alone_and_is_told_as_injected(fault: dict, kind: str, error: str):
+    events = simulate(
+        {**fault, "ranks": [2], "rounds": [0]}, rounds=1, train={"timeout_s": 100}, deadlines={"push_s": 50}
+    )
+    struck = of(events, kind, rank=2)
+    assert (struck[0]["error"], struck[0]["injected"]) == (error, fault["what"])
+    assert of(events, "aggregate")[0]["ranks"] == [0, 1, 3]
+    assert {e["injected"] for e in events if e["rank"] != 2 and "injected" in e} == {None}
+
+
+def test_a_fault_that_strikes_once_is_survived_by_a_retry():
+    events = simulate({"what": "crash", "during": "pull", "ranks": [1]}, rounds=1)
+    assert [e["attempt"] for e in of(events, "pull", rank=1)] == [1, 2]
+    assert of(events, "round_end")[0]["survivors"] == 4
+
+
+@pytest.mark.parametrize(("what", "reason"), [("nan", "nonfinite"), ("shape", "shape")])
+def test_bad_weights_are_rejected(what: str, reason: str):
+    events = simulate({"what": what, "ranks": [0], "rounds": [1]}, rounds=2)
+    assert [(e["rank"], e["round"], e["reason"]) for e in of(events, "reject")] == [(0, 1, reason)]
+    assert [e["num_workers"] for e in of(events, "aggregate")] == [4, 3]
+
+
+def test_a_slow_worker_is_waited_for():
+    events = simulate({"what": "slow", "ranks": [3], "factor": 4}, rounds=1)
+    assert of(events, "round_end")[0]["t"] == 42.0
+    assert of(events, "exec", rank=3)[0]["injected"] == "slow"
+
+
+def test_a_worker_vanishes_for_some_rounds_and_returns():
+    events = simulate({"what": "vanish", "ranks": [1], "rounds": [1], "for_rounds": 2}, rounds=5)
+    assert [e["survivors"] for e in of(events, "round_end")] == [4, 3, 3, 4, 4]
+    downs = of(events, "worker_down")
+    assert {e["reason"] for e in downs} == {"lost", "connect"}
+    assert {(e["round"], e["injected"]) for e in downs} == {(1, "vanish"), (2, "vanish")}
+    assert len({(e["t"], e["reason"]) for e in downs}) == len(downs), "each leaving is told once"
+
+
+def test_samples_weight_the_mean():
+    events = simulate(rounds=1, sim={"samples": {"uniform": [10, 20]}})
+    assert of(events, "aggregate")[0]["weighting"] == "num_samples"
+    assert all(10 <= e["num_samples"] <= 20 for e in of(events, "metric"))
+
+
+def test_numbers_from_a_file(tmp_path: Path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "seconds").write_text("3\n\n7.5\n")
+    job = sim_job(tmp_path / "job", sim={"train_s": {"empirical": "seconds"}}, rounds=5)
+    run = start(job, "-q")
+    assert {e["duration_s"] for e in run.kind("exec")} == {3.0, 7.5}
+    assert "seconds" in run.one("run_start")["job"]["sent_sha256"]
+
+
+def test_it_runs_from_the_command_line_and_is_read_like_any_other(tmp_path: Path):
+    job = EXAMPLES / "sim.toml"
+    shown = runner("check", job).stdout
+    assert "32 simulated" in shown
+    assert "fault: workers 0, 1, 2, 3 cut off from 11m40s for 5m00s" in shown
+    done = runner("start", job, "-v", "--runs", tmp_path)
+    run = Run(0, done.stdout, done.stderr, Path(done.stdout.strip()))
+    assert run.one("run_end")["rounds"] == 20
+    assert run.one("run_end")["t"] > 1000
+
+
+def test_a_stopped_simulation_goes_on_in_simulated_time(tmp_path: Path):
+    fault = {"what": "crash", "ranks": [1], "rounds": [1]}
+    job = sim_job(tmp_path, fault, rounds=3, policy={"round_retries": 0, "max_failures": 9, "quorum": 4})
+    failed = start(job, "-q", code=1)
+    at = failed.one("run_end")["t"]
+    done = runner("resume", failed.log, "-q", code=1)
+    run = Run(1, done.stdout, done.stderr, failed.log)
+    assert [e["t"] for e in run.kind("run_resume")] == [at]
+    assert run.events[-1]["t"] < at + 100, "real time must not enter"
+
+
+def test_what_is_wrong_with_a_simulation(tmp_path: Path):
+    job = sim_job(
+        tmp_path,
+        {"what": "explode", "ranks": [9]},
+        {"what": "crash", "probability": 2, "ranks": [9], "wat": 1},
+        sim={
+            "train_s": {"fixed": 1, "uniform": [1, 2]},
+            "slowness": {"uniform": [3, 1]},
+            "latency_s": {"empirical": "none"},
+            "line_bytes_per_s": {"lognormal": {"median": 0, "sigma": 1}},
+            "uplink_bytes_per_s": 0,
+            "samples": -1,
+        },
+        train={"command": "true"},
+        evaluate={"command": "true"},
+        deadlines={"idle_s": 3},
+    )
+    found = problems(job)
+    assert set(found) == {
+        "sim.train_s",
+        "sim.slowness",
+        "sim.latency_s",
+        "sim.line_bytes_per_s.lognormal.median",
+        "sim.uplink_bytes_per_s",
+        "sim.samples",
+        "sim.faults[0].what",
+        "sim.faults[0].ranks",
+        "sim.faults[1].probability",
+        "sim.faults[1].ranks",
+        "sim.faults[1].wat",
+        "train.command",
+        "evaluate.command",
+        "deadlines.idle_s",
+    }
+    assert "a list of ranks, whole numbers from 0 to 3" in found["sim.faults[0].ranks"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "true", '"x"', "{ fixed = nan }", "{}"])
+def test_a_distribution_that_is_none(tmp_path: Path, value: str):
+    job = sim_job(tmp_path)
+    text = job.read_text().replace('"train_s" = 10', f'"train_s" = {value}')
+    job.write_text(text)
+    assert f"train_s = {value}" in text or value in text
+    assert any(key.startswith("sim.train_s") for key in problems(job))
+
+
+class TestConformance:
+    """What of the suite makes sense where no bytes travel and no command runs.
+
+    Files that come back as they went, folders, links, output, processes: there are none. Names, errors,
+    cancelling and closing are as everywhere.
+    """
+
+    def run(self, work, folder: Path, *faults: Fault):
+        sim = Sim(params_bytes=10, faults=faults, train_s=Draw(lognormal=LogNormal(median=5, sigma=1)))
+        world = World(sim, 1, folder, folder / "scratch")
+
+        async def go() -> None:
+            await work(await world.connect(0))
+
+        return timed(go)[1]
+
+    @pytest.mark.parametrize("name", ESCAPES)
+    def test_a_name_never_leaves_the_folder(self, tmp_path: Path, name: str):
+        async def work(connection: Connection) -> None:
+            with pytest.raises(TransferError, match="inside the worker's folder"):
+                await connection.push(made(tmp_path / "source", 3), name)
+            with pytest.raises(TransferError, match="inside the worker's folder"):
+                await connection.pull(name, tmp_path / "target", max_bytes=9)
+
+        self.run(work, tmp_path)
+        assert not (tmp_path / "target").exists()
+
+    def test_push_of_what_is_no_file_and_pull_of_what_is_not_there(self, tmp_path: Path):
+        async def work(connection: Connection) -> None:
+            for source in (tmp_path / "missing", tmp_path):
+                with pytest.raises(TransferError, match="can't push"):
+                    await connection.push(source, "file")
+            with pytest.raises(TransferError, match="can't pull"):
+                await connection.pull("weights-0000.npy", tmp_path / "target", max_bytes=9)
+
+        self.run(work, tmp_path)
+
+    def test_cancelled_it_ends_at_once_and_works_on(self, tmp_path: Path):
+        source = made(tmp_path / "source", 100_000_000)
+
+        async def work(connection: Connection) -> None:
+            with trio.move_on_after(0.5) as scope:
+                await connection.push(source, "file")
+            assert scope.cancelled_caught
+            assert (await connection.push(made(tmp_path / "small", 10), "file")).size_bytes == 10
+            await connection.close()
+            await connection.close()
+            assert connection.address
+            assert connection.facts["cpus"] >= 1
+
+        assert self.run(work, tmp_path) < 1
+
+    def test_a_worker_that_has_vanished_can_not_be_reached(self, tmp_path: Path):
+        async def work(connection: Connection) -> None:
+            raise AssertionError("it was reached")
+
+        with pytest.raises(ConnectionLostError, match="vanished") as caught:
+            self.run(work, tmp_path, Fault(what="vanish"))
+        assert caught.value.injected == "vanish"

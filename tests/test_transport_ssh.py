@@ -1,0 +1,161 @@
+"""The SSH transport over a real OpenSSH server: the conformance suite, and what only it does."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio_asyncio
+from conformance import MB, Site, Transfers, made
+from conformance_exec import Commands, printed
+from jobs import alive, eventually_async
+from sshd import Sshd
+
+from runner.connection import Connection
+from runner.errors import ConnectionLostError
+from runner.hosts import Host, Ssh
+from runner.output import Output
+from runner.transports import sshscript
+from runner.transports.ssh import Machines
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    made = Sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+class Remote(Site):
+    """Workers in folders below one, behind a server."""
+
+    def __init__(self, server: Sshd, root: Path, ssh: Ssh) -> None:
+        self.server = server
+        self.root = root
+        self.run = root.parent.name
+        host = Host(
+            host=server.address,
+            port=server.port,
+            key=str(server.key),
+            folder=str(root),
+            host_key=server.host_key,
+        )
+        self.machines = Machines(ssh, [host] * 16, self.run, root.parent / "host_keys")
+        self.made: list[Connection] = []
+
+    def folder(self, rank: int) -> Path:
+        return self.root / self.run / str(rank)
+
+    async def connect(self, rank: int = 0) -> Connection:
+        self.made.append(await self.machines.connect(rank))
+        return self.made[-1]
+
+    def files(self, rank: int = 0) -> set[str]:
+        folder = self.folder(rank)
+        return {
+            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
+        }
+
+    def read(self, name: str, rank: int = 0) -> bytes:
+        return (self.folder(rank) / name).read_bytes()
+
+    def shell(self, script: str, rank: int = 0) -> str:
+        return subprocess.run(
+            ["/bin/sh", "-ec", script], cwd=self.folder(rank), capture_output=True, text=True, check=True
+        ).stdout
+
+    def alive(self, pid: int) -> bool:
+        return alive(pid)
+
+
+@pytest.fixture
+async def site(server: Sshd, tmp_path: Path) -> AsyncIterator[Remote]:
+    async with trio_asyncio.open_loop():
+        made = Remote(server, tmp_path / "workers", Ssh())
+        yield made
+        for connection in made.made:
+            await connection.close()
+
+
+class TestTransfers(Transfers):
+    """Push and pull of the suite."""
+
+
+class TestCommands(Commands):
+    """Exec and close of the suite."""
+
+
+@pytest.mark.trio
+async def test_what_a_lost_connection_left_running_is_ended_by_the_next(site: Remote, output: Output):
+    first = await site.machines.connect(1)
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            with pytest.raises(ConnectionLostError):
+                await first.exec("setsid sleep 600 & echo $$ > pid; sleep 600", env={}, output=output)
+
+        nursery.start_soon(run)
+        await eventually_async(lambda: "pid" in site.files(1) and site.read("pid", 1), "the start")
+        first._connection.abort()
+    pid = int(site.read("pid", 1))
+    assert site.alive(pid)
+    second = await site.machines.connect(1)
+    assert second.facts["left_running"] >= 2
+    assert not site.alive(pid)
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.trio
+async def test_a_cut_transfer_of_a_large_file_is_gone_on_with(site: Remote, tmp_path: Path):
+    source = made(tmp_path / "source", 150 * MB)
+    first = await site.machines.connect(0)
+    async with trio.open_nursery() as nursery:
+
+        async def push() -> None:
+            with pytest.raises(ConnectionLostError):
+                await first.push(source, "file")
+
+        nursery.start_soon(push)
+        part = site.folder(0) / ".file.part"
+        await eventually_async(lambda: part.exists() and part.stat().st_size > 80 * MB, "half of it")
+        first._connection.abort()
+    await first.close()
+    assert site.files() <= {".file.part"}
+    second = await site.machines.connect(0)
+    sent = await second.push(source, "file")
+    assert sent.reused >= sshscript.RESUMED_BYTES
+    assert site.read("file") == source.read_bytes()
+    other = made(tmp_path / "other", 150 * MB, seed=3)
+    (site.folder(0) / ".more.part").write_bytes(source.read_bytes()[: 100 * MB])
+    sent = await second.push(other, "more")
+    assert sent.reused == 0
+    assert site.read("more") == other.read_bytes()
+    await second.close()
+
+
+@pytest.mark.trio
+async def test_a_command_that_is_fed(site: Remote, output: Output):
+    connection = await site.machines.connect(0)
+    send, receive = trio.open_memory_channel[bytes](2)
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            script = "while read -r x; do echo got $x; done; echo end"
+            ended = await connection.exec(script, env={}, output=output, stdin=receive)
+            assert ended.exit_code == 0
+
+        nursery.start_soon(run)
+        await send.send(b"one\n")
+        await eventually_async(lambda: output.path.exists() and "got one" in printed(output), "it")
+        await connection.push(made(tmp := output.path.with_name("x"), 3), "file")
+        await send.send(b"two\n")
+        send.close()
+    assert printed(output) == "got one\ngot two\nend\n"
+    assert tmp.exists()
+    await connection.close()
