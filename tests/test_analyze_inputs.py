@@ -15,6 +15,7 @@ import logs
 import pyarrow as pa
 import pytest
 
+from analyze import database
 from analyze.cli import run
 from analyze.database import opened
 
@@ -41,8 +42,8 @@ def demo(tmp_path):
 
 
 def counts(path: Path):
-    with opened([path]) as database:
-        return database.rows("SELECT lines, events, rejects, missing, shuffled, cut FROM logs")
+    with opened([path]) as loaded:
+        return loaded.rows("SELECT lines, events, rejects, missing, shuffled, cut FROM logs")
 
 
 def zstd(text: bytes) -> bytes:
@@ -118,12 +119,12 @@ def test_two_logs_in_one_file_are_two_runs_and_one_log_twice_is_one(tmp_path, de
     other = (DATA / "v0-same-run-in-v1.jsonl").read_bytes()
     path = tmp_path / "both.jsonl"
     path.write_bytes(demo.read_bytes() + other)
-    with opened([path]) as database:
-        assert [r["rounds_done"] for r in database.rows("SELECT * FROM runs")] == [8, 8]
+    with opened([path]) as loaded:
+        assert [r["rounds_done"] for r in loaded.rows("SELECT * FROM runs")] == [8, 8]
     path.write_bytes(demo.read_bytes() * 2)
-    with opened([path]) as database:
-        assert [r["rounds_done"] for r in database.rows("SELECT * FROM runs")] == [8]
-        (row,) = database.rows("SELECT DISTINCT reason, count(*) AS n FROM rejects GROUP BY ALL")
+    with opened([path]) as loaded:
+        assert [r["rounds_done"] for r in loaded.rows("SELECT * FROM runs")] == [8]
+        (row,) = loaded.rows("SELECT DISTINCT reason, count(*) AS n FROM rejects GROUP BY ALL")
         assert row == {"reason": "repeated seq", "n": len(logs.demo().lines())}
 
 
@@ -185,3 +186,11 @@ def test_sql_reaches_files_only_where_it_is_asked_to(analyze, tmp_path, demo):
 def test_the_page_of_the_views_is_what_the_database_says():
     made = runpy.run_path(str(ROOT / "docs" / "make_views.py"))["page"]()
     assert (ROOT / "docs" / "views.md").read_text(encoding="utf-8") == made
+
+
+def test_logs_too_large_for_memory_are_answered_alike(analyze, demo, monkeypatch):
+    query = "SELECT * FROM segments ORDER BY ALL"
+    want = analyze("sql", query, demo, "--format", "csv")
+    monkeypatch.setattr(database, "IN_MEMORY_BYTES", 0)
+    assert analyze("sql", query, demo, "--format", "csv") == want
+    assert analyze("sql", "SELECT * FROM 'x.csv'", demo)[0] == 2
