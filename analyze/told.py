@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +137,8 @@ def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
     )
     where = "" if run["open_round"] is None else f"; round {run['open_round']} is open"
     told.append(f"The run {verb}{where}.")
+    if run["status"] == "crashed":
+        told.append(f"To go on with it: runner resume {shlex.quote(run['file'])}")
     last = [w for w in open_work if run["open_round"] is None or w["round"] == run["open_round"]]
     for work in last[:20]:
         who = "scheduler" if work["rank"] is None else f"w{work['rank']}"
