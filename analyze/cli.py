@@ -22,6 +22,7 @@ from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glyphs import SETS, choose
 from analyze.report import gantt_lines, stories, summary_lines, write_report
+from analyze.source import found, stem
 from analyze.terminal import Column, Paper, joined, sentence, table
 from schemas.text import encoding, printable
 
@@ -124,7 +125,7 @@ def report(  # noqa: PLR0917 - click gives them by name
 ) -> None:
     """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
     paper = _paper(width, glyphs)
-    stem = log.name.removesuffix(".jsonl")
+    name = stem(log)
     with _logs([log] if against is None else [log, against]) as database:
         for i, story in enumerate(stories(database, against)):
             if i:
@@ -133,7 +134,7 @@ def report(  # noqa: PLR0917 - click gives them by name
             click.echo(joined(summary_lines(story, paper)), nl=False)
             sys.stdout.flush()
             folder = output or log.parent
-            for path in write_report(database, story, folder, stem if not i else f"{stem}-{i + 1}"):
+            for path in write_report(database, story, folder, name if not i else f"{name}-{i + 1}"):
                 _say(f"wrote {path}")
 
 
@@ -168,18 +169,12 @@ def summary(log: Path, width: int | None) -> None:
 
 def _found(names: Iterable[str], folder: str) -> list[Path]:
     """Return the logs named, those in the folders named, or those in the default folder."""
-    paths: list[Path] = []
-    for name in list(names) or [folder]:
-        path = Path(name)
-        if path.is_dir():
-            inside = sorted(path.glob("*.jsonl"))
-            if not inside:
-                raise NothingUsableError(
-                    f"no logs in {path}", "a log is written by 'runner start' as runs/<run>.jsonl"
-                )
-            paths += inside
-        else:
-            paths.append(path)
+    wanted = list(names) or [folder]
+    paths = found(wanted)
+    if all(path.is_dir() for path in paths):
+        raise NothingUsableError(
+            f"no logs in {paths[0]}", "a log is written by 'runner start' as runs/<run>.jsonl"
+        )
     return paths
 
 
@@ -198,11 +193,23 @@ _runs = click.option(
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File; default: stdout."
 )
+@click.option("-f", "--file", "script", type=click.Path(path_type=Path), help="Read the query from a file.")
+@click.option("-p", "--param", "given", multiple=True, metavar="NAME=VALUE", help="Value of $NAME, as text.")
+@click.option("--unsafe", is_flag=True, help="Let the query reach files and the network.")
 @click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
-def sql(
-    query: str | None, logs: tuple[str, ...], folder: str, form: str, output: Path | None, *, schema: bool
+def sql(  # noqa: PLR0917 - click passes options by name
+    query: str | None,
+    logs: tuple[str, ...],
+    folder: str,
+    form: str,
+    output: Path | None,
+    script: Path | None,
+    given: tuple[str, ...],
+    *,
+    unsafe: bool,
+    schema: bool,
 ) -> None:
-    """Ask QUERY of one log, several, or all in a folder.
+    """Ask QUERY of one log, several, or all in a folder; "-" reads it from stdin.
 
     \b
     analyze sql "SELECT run, round, duration_s FROM rounds ORDER BY duration_s DESC LIMIT 5"
@@ -211,16 +218,23 @@ def sql(
     if schema:
         _show_schema()
         return
+    if script is not None:
+        logs = (query, *logs) if query else logs
+        query = script.read_text(encoding="utf-8")
+    elif query == "-":
+        query = sys.stdin.read()
+    parameters = _parameters(given)
     if not query or not query.strip():
         raise click.UsageError("no query; 'analyze sql --schema' shows what can be asked")
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet is no text: name a file by -o")
     with _logs(_found(logs, folder), documented=True) as database:
         if form == "parquet":
-            _parquet(database, query, output)
+            _parquet(database, query, output, parameters, unsafe=unsafe)
             return
-        database.fence()
-        cursor = database.con.execute(query)
+        if not unsafe:
+            database.fence()
+        cursor = database.execute(query, parameters)
         described = cursor.description or []
         text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
         if output is None:
@@ -230,16 +244,45 @@ def sql(
             _say(f"wrote {output}")
 
 
-def _parquet(database: Database, query: str, output: Path | None) -> None:
+def _parameters(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            raise click.BadParameter(f"{name!r} is not of the form NAME=VALUE", param_hint="--param")
+    return {name: value for name, _, value in pairs}
+
+
+def _parquet(
+    database: Database, query: str, output: Path | None, parameters: dict[str, str], *, unsafe: bool
+) -> None:
     with export.parquet_room(database.con) as room:
-        database.fence()
-        export.write_parquet(database.con, query, room)
+        if not unsafe:
+            database.fence()
+        export.write_parquet(database.con, query, room, parameters)
         if output is None:
             sys.stdout.buffer.write(room.read_bytes())
             sys.stdout.buffer.flush()
         else:
             export.move_into_place(room, output)
             _say(f"wrote {output}")
+
+
+@cli.command("explain")
+@click.argument("place", metavar="LOG:LINE")
+def explain_(place: str) -> None:
+    """Show one line of a log as it is, each step that brings it up, and what it became or why not.
+
+    \b
+    analyze explain runs/x.jsonl:123
+    """
+    name, _, line = place.rpartition(":")
+    if not name or not re.fullmatch(r"[1-9]\d{0,17}", line):
+        raise click.UsageError(f"{place!r} names no line; write LOG:LINE, such as runs/x.jsonl:123")
+    path, number = Path(name), int(line)
+    with _logs([path]) as database:
+        if number > database.logs[0].lines:
+            raise click.UsageError(f"{name} has {database.logs[0].lines} lines")
+        click.echo("\n".join(database.explained(path, number)))
 
 
 def _show_schema() -> None:

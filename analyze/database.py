@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
+from analyze import explain, lazy
 from analyze.load import Loader, Log, make_tables
 from analyze.shapes import columns
-from schemas.events import VERSION
+from analyze.source import stem
+from schemas.events import MAX_LINE_BYTES, VERSION
+from schemas.upcast import Place
 
 Row = dict[str, Any]
+
+IN_MEMORY_BYTES = 256 * 1024 * 1024
+"""Logs that are larger together are loaded into a temporary file instead of memory."""
+MEMORY_LIMIT = "800MB"
+"""How much memory DuckDB may take for that file."""
 
 
 class NothingUsableError(Exception):
@@ -35,15 +43,23 @@ class Database:
     logs: list[Log] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Logs that gave nothing, in words."""
+    _tables: lazy.Tables | None = None
 
     @property
     def damaged(self) -> bool:
         """Say whether anything of any log is lost."""
         return bool(self.problems) or any(log.damaged for log in self.logs)
 
+    def execute(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
+        """Run a query after making what it rests on."""
+        if self._tables is None:
+            self._tables = lazy.Tables(self.con)
+        self._tables.need(query)
+        return self.con.execute(query, parameters)
+
     def rows(self, query: str, *parameters: Any) -> list[Row]:
         """Return the rows of a query of ours as dicts."""
-        cursor = self.con.execute(query, list(parameters))
+        cursor = self.execute(query, parameters)
         names = [column[0] for column in cursor.description or []]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -55,6 +71,26 @@ class Database:
                     f"{log.path} is of schema version {log.newest_version}, this analyzer knows {VERSION}: "
                     "what it does not know is kept in the column 'extra' of 'events'"
                 )
+
+    def explained(self, path: Path, number: int) -> Iterator[str]:
+        """Yield what became of one line of the first log, from 1.
+
+        Raises:
+            OSError: the log can't be read again.
+        """
+        reject = next(iter(self.rows("SELECT * FROM rejects WHERE line = ? LIMIT 1", number)), None)
+        event = next(iter(self.rows("SELECT * FROM events WHERE line = ? LIMIT 1", number)), None)
+        row = reject or event or {"byte_offset": 0}
+        offset = row["byte_offset"]
+        length = reject["length"] if reject else MAX_LINE_BYTES
+        raw = explain.raw_line(path, offset, length)
+        if event:
+            raw = raw.partition(b"\n")[0]
+            length = len(raw)
+        place = Place(run=stem(path), seq=number - 1, first_time=self.logs[0].first_time or 0.0)
+        yield from explain.lines(
+            raw, number=number, offset=offset, length=length, reject=reject, event=event, place=place
+        )
 
     def fence(self) -> None:
         """Let no query reach files, the network or the configuration from here on."""
@@ -76,6 +112,15 @@ class Database:
             yield view, comment or "", found
 
 
+def _identity(path: Path) -> object:
+    """Return what two names of one file have in common."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path
+    return (found.st_dev, found.st_ino)
+
+
 def _why_unreadable(path: Path, error: OSError) -> str:
     if path.is_dir():
         return f"{path} is a directory"
@@ -89,19 +134,18 @@ def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Datab
     Raises:
         NothingUsableError: no log holds an event.
     """
-    con = duckdb.connect(":memory:")
-    try:
+    with _connected(paths) as con:
         con.execute("SET autoinstall_known_extensions = false")
         con.execute("SET autoload_known_extensions = false")
         con.execute("SET enable_progress_bar = false")
         make_tables(con)
         database = Database(con)
         loader = Loader(con)
-        seen: set[Path] = set()
+        seen: set[object] = set()
         for path in paths:
-            if (real := path.resolve()) in seen:
+            if (which := _identity(path)) in seen:
                 continue
-            seen.add(real)
+            seen.add(which)
             try:
                 log = loader.load(path)
             except OSError as e:
@@ -115,8 +159,25 @@ def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Datab
             raise _nothing(database)
         _make_views(con, documented=documented)
         yield database
-    finally:
-        con.close()
+
+
+@contextmanager
+def _connected(paths: Sequence[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Connect to a database in memory, or for large logs to one in a temporary file that needs little."""
+    size = 0
+    for path in paths:
+        with suppress(OSError):
+            size += path.stat().st_size
+    if size <= IN_MEMORY_BYTES:
+        with duckdb.connect(":memory:") as con:
+            yield con
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="roundlog-") as folder,
+        duckdb.connect(str(Path(folder) / "logs.duckdb")) as con,
+    ):
+        con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+        yield con
 
 
 def empty() -> duckdb.DuckDBPyConnection:
@@ -128,12 +189,10 @@ def empty() -> duckdb.DuckDBPyConnection:
 
 
 def _make_views(con: duckdb.DuckDBPyConnection, *, documented: bool) -> None:
-    text = (files("analyze") / "views.sql").read_text(encoding="utf-8")
-    views, mark, documents = text.partition("\n-- What each view")
-    con.execute(views)
+    lazy.make(con)
     if not documented:
         return
-    con.execute(mark + documents)
+    lazy.document(con)
     for name, shape in columns().items():
         if name != "run":
             doc = shape.doc.replace("'", "''")

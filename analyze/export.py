@@ -1,4 +1,4 @@
-"""Writes the result of a query as table, csv, json or parquet; knows no log."""
+"""Writes the result of a query as table, csv, json, jsonl, markdown or parquet; knows no log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from typing import Any
 
 import duckdb
 
+from analyze import lazy
 from analyze.terminal import Column, joined, table
+from schemas.text import printable
 
-FORMATS = ("table", "csv", "json", "parquet")
+FORMATS = ("table", "csv", "json", "jsonl", "markdown", "parquet")
 
 
 class NoResultError(Exception):
@@ -51,13 +53,20 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def _markdown(row: Sequence[Any]) -> str:
+    cells = (printable(_cell(value)).replace("\\", "\\\\").replace("|", "\\|") for value in row)
+    return "| " + " | ".join(cell.replace("<", "&lt;") for cell in cells) + " |\n"
+
+
 def text(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any]], form: str) -> str:
     """Return rows as text."""
-    if form == "json":
+    if form in {"json", "jsonl"}:
         lines = [
             json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows
         ]
-        return "[" + ",\n ".join(lines) + "]\n"
+        return "".join(f"{line}\n" for line in lines) if form == "jsonl" else "[" + ",\n ".join(lines) + "]\n"
+    if form == "markdown":
+        return "".join(_markdown(row) for row in (names, ["---"] * len(names), *rows))
     if form == "csv":
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -77,13 +86,16 @@ def parquet_room(con: duckdb.DuckDBPyConnection) -> Iterator[Path]:
         yield Path(folder) / "result.parquet"
 
 
-def write_parquet(con: duckdb.DuckDBPyConnection, query: str, path: Path) -> None:
+def write_parquet(
+    con: duckdb.DuckDBPyConnection, query: str, path: Path, parameters: dict[str, str] | None = None
+) -> None:
     """Write the result of a query; it can reach no other file.
 
     Raises:
         NoResultError: the statement has no result.
     """
-    relation = con.sql(query)
+    lazy.Tables(con).need(query)
+    relation = con.sql(query, params=parameters) if parameters else con.sql(query)
     if relation is None:
         raise NoResultError("the statement has no result to write as parquet")
     relation.write_parquet(str(path))

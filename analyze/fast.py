@@ -5,7 +5,7 @@ It may only ever be too strict: what it does not take is looked at again, slowly
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ def _type(field: Field) -> Any:
     elif field.base is int:
         made = _whole(field.minimum)
     elif field.base is float and field.minimum is not None:
-        made = Annotated[float, Meta(ge=field.minimum)]
+        made = Annotated[float, Meta(ge=field.minimum, le=field.maximum)]
     elif field.base is str and field.pattern:
         made = Annotated[str, Meta(pattern=field.pattern.pattern)]
     elif field.min_length:
@@ -145,13 +145,18 @@ class PlainReader:
         self._decode = _decoder().decode
 
     def read(
-        self, chunk: Chunk
+        self, chunk: Chunk, places: Iterable[int] | None = None
     ) -> tuple[list[tuple[str, list[Field], list[Sequence[Any]], Int64]], list[int]]:
-        """Return the plain lines by kind, as fields, columns and places; and the places of the others."""
+        """Return the plain lines by kind, as fields, columns and places; and the places of the others.
+
+        `places` are those to look at; all if None.
+        """
         decode, piles = self._decode, self._piles
         others: list[int] = []
-        for i, line in enumerate(chunk.lines):
-            if chunk.odd and (i in chunk.too_long or _hides_keys(line)):
+        lines = enumerate(chunk.lines) if places is None else ((i, chunk.line(i)) for i in places)
+        odd = places is not None or chunk.odd
+        for i, line in lines:
+            if odd and (i in chunk.too_long or _hides_keys(line)):
                 others.append(i)
                 continue
             try:

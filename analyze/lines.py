@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from schemas.events import MAX_LINE_BYTES
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -21,14 +24,39 @@ class Chunk:
     """Number of the first, from 1."""
     offset: int
     """Byte at which it begins."""
-    lines: list[bytes]
-    """Without their newlines; the text of a line that is too long is its head alone."""
+    text: bytes
+    """Without the last newline; the text of a line that is too long may be its head alone."""
+    starts: npt.NDArray[np.int64]
+    """Where in the text each line begins."""
+    ends: npt.NDArray[np.int64]
+    """Where in the text each line's newline is, or would be."""
     too_long: dict[int, int] = field(default_factory=dict)
     """Length of each line that is too long, by its place in `lines`."""
-    odd: bool = False
-    """Some line is too long, or has a blank after a quotation mark."""
     unterminated: bool = False
     """The last line has no newline."""
+
+    @property
+    def count(self) -> int:
+        """Return how many lines these are."""
+        return len(self.starts)
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Return the lines without their newlines; made anew at each call."""
+        return self.text.split(b"\n")
+
+    def line(self, place: int) -> bytes:
+        """Return one line without its newline."""
+        return self.text[int(self.starts[place]) : int(self.ends[place])]
+
+    @property
+    def odd(self) -> bool:
+        """Say whether some line is too long, or has a blank after a quotation mark."""
+        return bool(self.too_long) or any(blank in self.text for blank in (b'" ', b'"\t', b'"\r'))
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Return the byte of the file at which each line begins."""
+        return self.starts + self.offset
 
 
 def chunks(file: BinaryIO, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
@@ -43,7 +71,9 @@ def chunks(file: BinaryIO, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
             offset += len(head) + 1
         if len(rest) > MAX_LINE_BYTES:
             head_of_long, length, after, ended = _skip(file, rest, size)
-            yield Chunk(number, offset, [head_of_long], {0: length}, odd=True, unterminated=not ended)
+            long = _chunk(number, offset, head_of_long)
+            long.too_long, long.unterminated = {0: length}, not ended
+            yield long
             number, offset, rest = number + 1, offset + length + ended, after
             if b"\n" in rest:
                 head, _, rest = rest.rpartition(b"\n")
@@ -57,10 +87,10 @@ def chunks(file: BinaryIO, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
 
 
 def _chunk(number: int, offset: int, text: bytes) -> Chunk:
-    made = Chunk(number, offset, text.split(b"\n"))
-    if max(map(len, made.lines)) >= MAX_LINE_BYTES:
-        made.too_long = {i: len(line) for i, line in enumerate(made.lines) if len(line) >= MAX_LINE_BYTES}
-    made.odd = bool(made.too_long) or b'" ' in text or b'"\t' in text or b'"\r' in text
+    newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n"))
+    made = Chunk(number, offset, text, np.append(0, newlines + 1), np.append(newlines, len(text)))
+    lengths = made.ends - made.starts
+    made.too_long = {int(i): int(lengths[i]) for i in np.flatnonzero(lengths >= MAX_LINE_BYTES)}
     return made
 
 

@@ -6,11 +6,10 @@ The tables are in the schema ``store``: ``logs`` (a row a file), ``runs`` (a row
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.json import encode
 
+from analyze import source
 from analyze.fast import Int64
 from analyze.lines import HEAD_BYTES, chunks
-from analyze.order import faults
+from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
 from analyze.shapes import NULL, Field, of_kind
+from analyze.source import stem
 from schemas.events import BY_KIND
 
 MICRO = 1_000_000
+PILE_ROWS = 100_000
+"""Events of one kind put into the database at once."""
 OTHER = "other"
 """Where events of kinds that we do not know are."""
 
@@ -34,7 +37,7 @@ TABLES = """
 CREATE SCHEMA store;
 CREATE TABLE store.logs (
     log_no INTEGER, file VARCHAR, size_bytes BIGINT, lines BIGINT, running BOOLEAN,
-    oldest_version BIGINT, newest_version BIGINT);
+    oldest_version BIGINT, newest_version BIGINT, shuffled BIGINT, cut VARCHAR);
 CREATE TABLE store.runs (run_no INTEGER, log_no INTEGER, run VARCHAR);
 CREATE TABLE store.rejects (
     log_no INTEGER, line BIGINT, byte_offset BIGINT, length BIGINT, reason VARCHAR, detail VARCHAR,
@@ -53,22 +56,18 @@ class Log:
     rejects: int = 0
     missing: int = 0
     newest_version: int | None = None
+    first_time: float | None = None
+    """What the first event of version 0 shows as its time."""
     running: bool = False
+    shuffled: int = 0
+    """Events that are not where they were written: the lines were sorted or shuffled."""
+    cut: str = ""
+    """What of a compressed file could not be read, in words."""
 
     @property
     def damaged(self) -> bool:
         """Say whether anything of the log is lost."""
-        return bool(self.rejects or self.missing)
-
-
-@dataclass(slots=True)
-class _Numbers:
-    """What the order of the events is checked by, for all of a file."""
-
-    line: list[Int64] = field(default_factory=list)
-    seq: list[Int64] = field(default_factory=list)
-    t_us: list[Int64] = field(default_factory=list)
-    run_no: list[Int64] = field(default_factory=list)
+        return bool(self.rejects or self.missing or self.shuffled or self.cut)
 
 
 def make_tables(con: duckdb.DuckDBPyConnection) -> None:
@@ -88,16 +87,6 @@ def _table(kind: str) -> str:
     return f"store.events_{kind if kind in BY_KIND else OTHER}"
 
 
-def is_locked(fd: int) -> bool:
-    """Say whether a runner holds the log: it does as long as it lives."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
-
-
 class Loader:
     """Fills the tables, one file after the other."""
 
@@ -105,6 +94,7 @@ class Loader:
         self._con = con
         self._log_no = 0
         self._runs: dict[tuple[int, str], int] = {}
+        self._piles: dict[str, list[Any]] = {}
 
     def load(self, path: Path) -> Log:
         """Load one file.
@@ -117,6 +107,7 @@ class Loader:
         gc.disable()
         # One transaction a file: committing each batch takes longer than filling it in.
         self._con.begin()
+        self._piles.clear()
         try:
             log = self._load(path)
         except BaseException:
@@ -132,26 +123,29 @@ class Loader:
     def _load(self, path: Path) -> Log:
         log = Log(path)
         self._log_no += 1
-        reader = Reader(path.name.removesuffix(".jsonl"))
-        numbers = _Numbers()
+        reader = Reader(stem(path))
+        checked = InOrder()
         rejects: list[Reject] = []
-        with path.open("rb", buffering=0) as file:
-            log.running = is_locked(file.fileno())
+        with source.opened(path) as opened:
+            file, log.running, log.cut = opened.file, opened.running, opened.cut
             for chunk in chunks(file):
                 batches, bad = reader.read(chunk)
-                log.lines += len(chunk.lines)
+                log.lines += chunk.count
                 rejects += bad
                 for batch in batches:
-                    self._insert(batch, numbers)
+                    self._insert(batch, checked)
+                checked.close_chunk()
+            for kind in list(self._piles):
+                self._flush(kind)
             size = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-            rejects += self._out_of_order(file.fileno(), numbers, [r.line for r in rejects], log)
+            rejects += self._out_of_order(file.fileno(), checked, [r.line for r in rejects], log)
         rejects.sort(key=lambda r: r.line)
         log.rejects = len(rejects)
         log.events = log.lines - log.rejects
-        log.newest_version = reader.newest_version
+        log.newest_version, log.first_time = reader.newest_version, reader.first_time
         self._write_rejects(rejects)
         self._con.execute(
-            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 self._log_no,
                 str(path),
@@ -160,6 +154,8 @@ class Loader:
                 log.running,
                 reader.oldest_version,
                 log.newest_version,
+                log.shuffled,
+                log.cut or None,
             ],
         )
         return log
@@ -190,12 +186,50 @@ class Loader:
         self._con.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM batch")  # noqa: S608
         self._con.unregister("batch")
 
-    def _insert(self, batch: Batch, numbers: _Numbers) -> None:
+    def _insert(self, batch: Batch, checked: InOrder) -> None:
+        made = self._from_table(batch) if batch.table is not None else self._from_columns(batch)
+        checked.add(made["run_no"], batch.lines, np.asarray(made["seq"]), made["t_us"])
+
+    def _from_table(self, batch: Batch) -> dict[str, Any]:
+        import pyarrow as pa  # noqa: PLC0415 - small logs do without
+
+        table = batch.table
+        runs = table.column("run").combine_chunks().dictionary_encode()
+        numbers = self._run_numbers(runs.dictionary.to_pylist())
+        made = {
+            "run_no": numbers[runs.indices.to_numpy()],
+            "line": batch.lines,
+            "byte_offset": batch.offsets,
+            "t_us": _micro(table.column("t").to_numpy()),
+        }
+        table = table.drop_columns("run")
+        if "duration_s" in table.column_names:
+            made["duration_us"] = _micro(table.column("duration_s").to_numpy())
+        for name, array in made.items():
+            table = table.append_column(name, pa.array(array))
+        pile = self._piles.setdefault(batch.kind, [])
+        pile.append(table)
+        if sum(map(len, pile)) >= PILE_ROWS:
+            self._flush(batch.kind)
+        return made | {"seq": batch.table.column("seq").to_numpy()}
+
+    def _flush(self, kind: str) -> None:
+        """Put into the database what was read in bulk; the more rows at once the less each takes."""
+        import pyarrow as pa  # noqa: PLC0415 - small logs do without
+
+        table = pa.concat_tables(self._piles.pop(kind))
+        names = ", ".join(f'"{name}"' for name in table.column_names)
+        self._con.register("batch", table)
+        # Names come from the contract, never from a log.
+        self._con.execute(f"INSERT INTO {_table(kind)} ({names}) SELECT {names} FROM batch")  # noqa: S608
+        self._con.unregister("batch")
+
+    def _from_columns(self, batch: Batch) -> dict[str, Any]:
         made: dict[str, Any] = {}
         casts: dict[str, str] = {}
         for shape, column in zip(batch.fields, batch.columns, strict=True):
             if shape.name == "run":
-                made["run_no"] = run_no = self._run_numbers(column)
+                made["run_no"] = self._run_numbers(column)
             elif (array := _column(shape, column)) is not None:
                 made[shape.name] = array
                 if shape.base in (dict, list):
@@ -211,10 +245,7 @@ class Loader:
             made["extra"] = np.array(batch.extras, dtype=object)
             casts["extra"] = "JSON"
         self._from_arrays(_table(batch.kind), made, casts)
-        numbers.line.append(made["line"])
-        numbers.seq.append(made["seq"])
-        numbers.t_us.append(made["t_us"])
-        numbers.run_no.append(run_no)
+        return made
 
     def _run_numbers(self, column: Sequence[str]) -> Int64:
         numbers = {
@@ -225,34 +256,60 @@ class Loader:
             return np.full(len(column), next(iter(numbers.values())), dtype=np.int64)
         return np.array([numbers[run] for run in column], dtype=np.int64)
 
-    def _out_of_order(self, fd: int, numbers: _Numbers, bad_lines: list[int], log: Log) -> list[Reject]:
+    def _out_of_order(self, fd: int, checked: InOrder, bad_lines: list[int], log: Log) -> list[Reject]:
         """Take out the events that don't fit those around them; note the gaps between the others."""
-        if not numbers.line:
+        if checked.in_order:
+            gone = np.array(sorted(bad_lines), dtype=np.int64)
+            log.missing = self._write_gaps(
+                [
+                    self._log_no,
+                    run,
+                    line,
+                    skipped - int(np.searchsorted(gone, line) - np.searchsorted(gone, before)),
+                ]
+                for run, before, line, skipped in checked.skips
+            )
             return []
-        line, seq, t_us, run_no = map(
-            np.concatenate, (numbers.line, numbers.seq, numbers.t_us, numbers.run_no)
+        mine = [number for (log_no, _), number in self._runs.items() if log_no == self._log_no]
+        line, seq, t_us, run_no = (
+            self._con.execute(
+                "SELECT line, seq, t_us, run_no FROM store.events "
+                "WHERE run_no IN (SELECT unnest(?)) ORDER BY line",
+                [mine],
+            )
+            .fetchnumpy()
+            .values()
         )
-        order = np.argsort(line, kind="stable")
-        line, seq, t_us, run_no = line[order], seq[order], t_us[order], run_no[order]
         found: dict[int, tuple[str, str]] = {}
         for run in np.unique(run_no):
             at = np.flatnonzero(run_no == run)
-            mine = faults(seq[at], t_us[at])
-            found |= {int(line[at[i]]): why for i, why in mine.items()}
+            if out_of_place := is_shuffled(seq[at]):
+                log.shuffled += out_of_place
+                at = at[np.argsort(seq[at], kind="stable")]
+            odd = faults(seq[at], t_us[at])
+            found |= {int(line[at[i]]): why for i, why in odd.items()}
         rejects = self._take_out(fd, found)
         gone = np.array(sorted({*bad_lines, *found}), dtype=np.int64)
         left = ~np.isin(line, gone)
         for run in np.unique(run_no[left]):
             at = np.flatnonzero(left & (run_no == run))
+            if log.shuffled:
+                at = at[np.argsort(seq[at], kind="stable")]
             log.missing += self._note_gaps(int(run), line[at], seq[at], gone)
         return rejects
 
     def _note_gaps(self, run: int, line: Int64, seq: Int64, gone: Int64) -> int:
         """Note the events missing between those there are, as far as no bad line stands in their place."""
         before = np.concatenate(([0], np.searchsorted(gone, line[:-1]))) if len(line) else np.array([0])
-        bad_between = np.searchsorted(gone, line) - before
+        # Where lines were shuffled, a bad line is in no place that says what it was.
+        bad_between = np.maximum(np.searchsorted(gone, line) - before, 0)
         missing = np.diff(seq, prepend=-1) - 1 - bad_between
-        rows = [[self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)]
+        return self._write_gaps(
+            [self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)
+        )
+
+    def _write_gaps(self, gaps: Iterable[list[int]]) -> int:
+        rows = [gap for gap in gaps if gap[3] > 0]
         if rows:
             self._append("store.gaps", ["log_no", "run_no", "before_line", "missing"], rows)
         return sum(row[3] for row in rows)

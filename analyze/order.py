@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+_Numbers = npt.NDArray[np.int64]
+
 
 def longest_in_order(values: Sequence[float], *, strict: bool) -> list[int]:
     """Return the places of a longest rising part; `strict` allows no equal neighbours.
@@ -37,6 +39,20 @@ def longest_in_order(values: Sequence[float], *, strict: bool) -> list[int]:
         kept.append(i)
         i = before[i]
     return kept[::-1]
+
+
+def is_shuffled(seq: npt.NDArray[np.int64]) -> int:
+    """Return how many events are out of place if so many are that the lines were sorted or shuffled, else 0.
+
+    A tenth of at least 20 events; fewer are single lines that were moved.
+    """
+    # A line's place is wrong where a number that came before is greater; a log in order has none.
+    out = int(np.count_nonzero(seq < np.maximum.accumulate(seq)))
+    if len(seq) < 20 or out * 10 < len(seq):
+        return 0
+    # One number that is far too great puts all after it out of place: take what can't be kept in order.
+    lost = len(seq) - len(longest_in_order(seq.tolist(), strict=False))
+    return out if lost * 10 >= len(seq) and len(np.unique(seq)) > len(seq) * 0.6 else 0
 
 
 def faults(seq: npt.NDArray[np.int64], t_us: npt.NDArray[np.int64]) -> dict[int, tuple[str, str]]:
@@ -64,3 +80,42 @@ def faults(seq: npt.NDArray[np.int64], t_us: npt.NDArray[np.int64]) -> dict[int,
                 f"t is {times[i] / 1e6}, later or earlier than its neighbours",
             )
     return found
+
+
+class InOrder:
+    """Sees chunk by chunk whether all numbers of all runs rise; keeps no more of them than the last.
+
+    That is so in nearly every log, however long; all numbers are needed only where it is not.
+    """
+
+    def __init__(self) -> None:
+        self.in_order = True
+        self.skips: list[tuple[int, int, int, int]] = []
+        """Run, line before, line, and how many numbers are skipped between the two."""
+        self._last: dict[int, tuple[int, int, int]] = {}
+        self._parts: list[tuple[_Numbers, _Numbers, _Numbers, _Numbers]] = []
+
+    def add(self, run_no: _Numbers, line: _Numbers, seq: _Numbers, t_us: _Numbers) -> None:
+        """Take events of a chunk, in any order."""
+        if self.in_order:
+            self._parts.append((run_no, line, seq, t_us))
+
+    def close_chunk(self) -> None:
+        """Judge the events of a chunk; those of the next come after them."""
+        if self._parts and self.in_order:
+            run_no, line, seq, t_us = map(np.concatenate, zip(*self._parts, strict=True))
+            for run in np.unique(run_no).tolist():
+                at = np.flatnonzero(run_no == run)
+                at = at[np.argsort(line[at])]
+                self._judge(run, line[at], seq[at], t_us[at])
+        self._parts = []
+
+    def _judge(self, run: int, line: _Numbers, seq: _Numbers, t_us: _Numbers) -> None:
+        last_line, last_seq, last_us = self._last.get(run, (0, -1, int(t_us[0])))
+        steps = np.diff(seq, prepend=last_seq)
+        self.in_order &= bool(np.all(steps > 0) and np.all(np.diff(t_us, prepend=last_us) >= 0))
+        before = np.append(last_line, line[:-1])
+        self.skips += [
+            (run, int(before[i]), int(line[i]), int(steps[i]) - 1) for i in np.flatnonzero(steps > 1)
+        ]
+        self._last[run] = int(line[-1]), int(seq[-1]), int(t_us[-1])

@@ -15,6 +15,8 @@ from schemas.events import BODIES, BY_KIND, Envelope
 
 NULL = type(None)
 INT64_MAX = 2**63 - 1
+MAX_SECONDS = 9e9
+"""Beyond it a double doesn't hold whole microseconds any more."""
 
 _SQL: dict[type, str] = {
     int: "BIGINT",
@@ -48,6 +50,12 @@ class Field:
         return _SQL[self.base]
 
     @property
+    def maximum(self) -> float | None:
+        """Return the most a number may be; None for anything that its column holds."""
+        timed = self.base is float and (self.name == "t" or self.name.endswith("_s"))
+        return MAX_SECONDS if timed else None
+
+    @property
     def types(self) -> frozenset[type]:
         """Return the Python types its values decode to; a whole number may stand for a float."""
         own = {int, float} if self.base is float else {self.base}
@@ -65,6 +73,8 @@ class Field:
             return f"{self.name} is too large for a double"
         if self.minimum is not None and value < self.minimum:
             return f"{self.name} is {value}, less than {self.minimum:g}"
+        if self.maximum is not None and value > self.maximum:
+            return f"{self.name} is {value}, more than {self.maximum:g}"
         if self.min_length and not value:
             return f"{self.name} is empty"
         if self.pattern and not self.pattern.search(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +137,8 @@ def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
     )
     where = "" if run["open_round"] is None else f"; round {run['open_round']} is open"
     told.append(f"The run {verb}{where}.")
+    if run["status"] == "crashed":
+        told.append(f"To go on with it: runner resume {shlex.quote(run['file'])}")
     last = [w for w in open_work if run["open_round"] is None or w["round"] == run["open_round"]]
     for work in last[:20]:
         who = "scheduler" if work["rank"] is None else f"w{work['rank']}"
@@ -219,6 +222,12 @@ def damage_sentences(damage: Rows) -> list[str]:
         if row["reason"] == "missing seq":
             told.append(
                 f"{row['lines']} events missing without a trace, first before line {row['first_line']}"
+            )
+        elif row["reason"] in {"out of place", "cut off"}:
+            told.append(
+                f"{row['lines']} events out of place: {row['example']}"
+                if row["reason"] == "out of place"
+                else row["example"]
             )
         else:
             lines = "1 line" if row["lines"] == 1 else f"{row['lines']} lines"

@@ -1,5 +1,6 @@
 -- The questions that can be asked of loaded logs. Every view and column is documented at its end.
--- Tables in the schema "store" are computed once a load; they are no part of the promise. Views in "main" are.
+-- Tables in the schema "store" are computed when a query first needs them (see lazy.py); they are no part of the
+-- promise. Views in "main" are.
 -- Times are microseconds in columns ending in _us, which add up exactly, and seconds in those ending in _s.
 
 -- One row a try of a round. A try's number rises strictly, also where the log is damaged.
@@ -209,7 +210,7 @@ CREATE VIEW logs AS
 SELECT l.log_no, l.file, l.size_bytes, l.lines, (SELECT count(*) FROM store.rejects r WHERE r.log_no = l.log_no) AS rejects,
        l.lines - (SELECT count(*) FROM store.rejects r WHERE r.log_no = l.log_no) AS events,
        (SELECT coalesce(sum(missing), 0)::BIGINT FROM store.gaps g WHERE g.log_no = l.log_no) AS missing,
-       l.running, l.oldest_version, l.newest_version
+       l.running, l.oldest_version, l.newest_version, l.shuffled, l.cut
 FROM store.logs l;
 
 CREATE VIEW events AS
@@ -227,7 +228,12 @@ FROM store.rejects r JOIN store.logs l USING (log_no) GROUP BY ALL
 UNION ALL
 SELECT l.file, 'missing seq', sum(g.missing)::BIGINT, min(g.before_line),
        arg_min(g.missing, g.before_line) || ' missing before line ' || min(g.before_line)
-FROM store.gaps g JOIN store.logs l USING (log_no) GROUP BY l.file;
+FROM store.gaps g JOIN store.logs l USING (log_no) GROUP BY l.file
+UNION ALL
+SELECT file, 'out of place', shuffled, 1, 'the lines were sorted or shuffled; read in the order of seq'
+FROM store.logs WHERE shuffled > 0
+UNION ALL
+SELECT file, 'cut off', 1, lines, cut FROM store.logs WHERE cut IS NOT NULL;
 
 CREATE VIEW spans AS
 SELECT u.run, s.run_no, s.round, s.attempt, s.rank, s.kind, s.phase, s.start_us / 1e6 AS start_s, s.end_us / 1e6 AS end_s,
@@ -497,8 +503,6 @@ SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers * (p.end_us
 FROM span p JOIN store.runs u USING (run_no) LEFT JOIN up USING (run_no) LEFT JOIN met m USING (run_no)
 LEFT JOIN calm c USING (run_no);
 
-CREATE VIEW schema_info AS SELECT 1 AS views_version, 1 AS events_version;
-
 -- What each view and column means. Columns of "events" that the contract names are documented from the contract.
 
 COMMENT ON VIEW logs IS 'One row a file: what was read of it. lines = events + rejects, always.';
@@ -512,6 +516,8 @@ COMMENT ON COLUMN logs.missing IS 'events missing without a trace (gaps in seq)'
 COMMENT ON COLUMN logs.running IS 'a runner holds the log: the run is going on';
 COMMENT ON COLUMN logs.oldest_version IS 'oldest schema version in the file';
 COMMENT ON COLUMN logs.newest_version IS 'newest schema version in the file';
+COMMENT ON COLUMN logs.shuffled IS 'events that are not where they were written, where the lines were sorted or shuffled';
+COMMENT ON COLUMN logs.cut IS 'what of a compressed file could not be read; null where all could';
 
 COMMENT ON VIEW events IS 'One row an event, as the contract says it, whatever its kind; fields that a kind does not have are null.';
 COMMENT ON COLUMN events.run IS 'id of the run';

@@ -6,7 +6,7 @@ round_end and aggregate, their fields inside ``data`` (``round`` was called ``ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -62,8 +62,8 @@ STEPS: dict[int, Callable[[Mapping[str, Any], Place], dict[str, Any]]] = {0: _fr
 """From each old version to the next."""
 
 
-def upcast(raw: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Return the event in today's version; one of a newer version comes back as it is.
+def steps(raw: Mapping[str, Any], place: Place) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the event in each version between its own and today's, with that version; none for a newer one.
 
     Raises:
         ValueError: it shows no version, or its version's own fields are not what they must be.
@@ -77,4 +77,16 @@ def upcast(raw: Mapping[str, Any], place: Place) -> dict[str, Any]:
         except (KeyError, TypeError, ValueError, OverflowError, OSError) as e:
             raise ValueError(f"no event of version {version}: {type(e).__name__}: {e}") from e
         version += 1
+        yield version, event
+
+
+def upcast(raw: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the event in today's version; one of a newer version comes back as it is.
+
+    Raises:
+        ValueError: as `steps` does.
+    """
+    event = dict(raw)
+    for _, event in steps(raw, place):  # noqa: B007 - the last is what is wanted
+        pass
     return event

@@ -31,7 +31,7 @@ def read(text: bytes, *, size: int = lines.CHUNK_BYTES):
     reader, events, rejects, count = Reader("name"), {}, [], 0
     for chunk in lines.chunks(io.BytesIO(text), size):
         batches, bad = reader.read(chunk)
-        count += len(chunk.lines)
+        count += chunk.count
         rejects += bad
         for batch in batches:
             names = [field.name for field in batch.fields]
@@ -86,6 +86,7 @@ def test_the_writers_lines_all_take_the_fast_way():
         (one(kind=7), "wrong envelope"),
         (one(run=""), "wrong envelope"),
         (one(seq=2**63), "wrong envelope"),
+        (one(t=1e15), "wrong envelope"),
         (one(num_samples="12"), "wrong type"),
         (one(num_samples=-1), "wrong type"),
         (one(values={"loss": "low"}), "wrong type"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import duckdb
 
 from analyze.database import opened
+from analyze.shapes import columns
 from runner.recorder import Recorder
 from schemas.events import ExecStart, Pull, PullStart, Push, PushStart, RoundEnd, RoundStart
 
@@ -49,9 +50,11 @@ def write(path: Path, count: int) -> None:
 
 
 def raw(path: Path) -> float:
+    """Read every field of every kind into a typed column, as a peer that checks nothing would."""
+    types = ", ".join(f"'{name}': '{field.sql}'" for name, field in columns().items())
     began = time.perf_counter()
     with duckdb.connect() as con:
-        con.execute("CREATE TABLE e AS SELECT * FROM read_json(?, sample_size = -1)", [str(path)])
+        con.execute(f"CREATE TABLE e AS SELECT * FROM read_ndjson(?, columns = {{{types}}})", [str(path)])
     return time.perf_counter() - began
 
 
@@ -74,7 +77,7 @@ def main() -> None:
     low, high = statistics.median(raws), statistics.median(loads)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(
-        f"{count:,} events, {size / 1e6:.0f} MB: DuckDB raw {low:.2f} s, checked and with all views "
+        f"{count:,} events, {size / 1e6:.0f} MB: DuckDB raw with typed columns {low:.2f} s, checked "
         f"{high:.2f} s, ratio {high / low:.2f}; peak memory {peak:.0f} MB"
     )
 

@@ -1,0 +1,150 @@
+"""Opens what a user names as a log: a file, a pipe, stdin, also compressed; knows no line and no event.
+
+What can't be read at any place, since it is a pipe or compressed, is copied to a temporary file first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+STDIN = Path("-")
+ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_PIECE = 1 << 20
+
+
+@dataclass(slots=True)
+class Source:
+    """A log that can be read at any place."""
+
+    file: BinaryIO
+    running: bool
+    """A runner holds the log."""
+    cut: str = ""
+    """What of it could not be decompressed, in words."""
+
+
+def stem(path: Path) -> str:
+    """Return the name of a log without its endings."""
+    if path == STDIN:
+        return "stdin"
+    name = path.name
+    for ending in (".gz", ".zst", ".jsonl"):
+        name = name.removesuffix(ending)
+    return name or path.name
+
+
+def found(names: Iterable[str]) -> list[Path]:
+    """Return the logs that are meant: files, those in a folder, those a pattern fits; each in its place.
+
+    A folder without logs, and a name that nothing has, are returned as they are.
+    """
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS) and not p.is_dir())
+            paths += inside or [path]
+        elif not path.exists() and glob.has_magic(name):
+            paths += [Path(p) for p in sorted(glob.glob(name, recursive=True))] or [path]  # noqa: PTH207 - a pattern may be absolute
+        else:
+            paths.append(path)
+    return paths
+
+
+def is_locked(fd: int) -> bool:
+    """Say whether a runner holds the log: it does as long as it lives."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Open a log; ``-`` is stdin.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    if path == STDIN:
+        with _copied(sys.stdin.buffer) as source:
+            yield source
+        return
+    with path.open("rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            with _copied(file) as source:
+                yield source
+            return
+        head = os.pread(file.fileno(), 4, 0)
+        if head.startswith((_GZIP, _ZSTD)):
+            with _copied(file) as source:
+                yield source
+            return
+        yield Source(file, is_locked(file.fileno()))
+
+
+@contextmanager
+def _copied(file: Any) -> Iterator[Source]:
+    """Copy a stream to a temporary file, decompressed if it is compressed."""
+    with tempfile.TemporaryFile() as raw:
+        shutil.copyfileobj(file, raw, _PIECE)
+        raw.seek(0)
+        head = raw.read(4)
+        raw.seek(0)
+        if not head.startswith((_GZIP, _ZSTD)):
+            with os.fdopen(os.dup(raw.fileno()), "rb", buffering=0) as plain:
+                plain.seek(0)
+                yield Source(plain, running=False)
+            return
+        with tempfile.TemporaryFile(buffering=0) as plain:
+            cut = _decompress(raw, plain, gzipped=head.startswith(_GZIP))
+            plain.seek(0)
+            yield Source(plain, running=False, cut=cut)
+
+
+def _decompress(raw: BinaryIO, plain: BinaryIO, *, gzipped: bool) -> str:
+    """Write what can be decompressed; returns what is wrong with the rest."""
+    written = 0
+    try:
+        for piece in _gunzipped(raw) if gzipped else _unzstd(raw):
+            written += plain.write(piece)
+    except (OSError, EOFError, zlib.error) as e:
+        what = "cut off" if isinstance(e, EOFError) or "truncated" in str(e).lower() else "damaged"
+        return f"the compressed file is {what}: {written} bytes could be read"
+    return ""
+
+
+def _gunzipped(raw: BinaryIO) -> Iterator[bytes]:
+    """Yield all that can be had, also of a file that is cut off; `gzip` would keep the last piece back."""
+    rest = b""
+    while data := rest or raw.read(_PIECE):
+        member = zlib.decompressobj(wbits=31)
+        while data:
+            yield member.decompress(data, _PIECE)
+            data = member.unconsumed_tail or (b"" if member.eof else raw.read(_PIECE))
+        if not member.eof:
+            raise EOFError
+        rest = member.unused_data.lstrip(b"\0")
+
+
+def _unzstd(raw: BinaryIO) -> Iterator[bytes]:
+    import pyarrow as pa  # noqa: PLC0415 - few logs need it
+
+    stream = pa.CompressedInputStream(raw, "zstd")
+    while piece := stream.read(64 * 1024):
+        yield piece
