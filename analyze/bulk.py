@@ -51,9 +51,13 @@ def _kinds() -> dict[str, int]:
     return {kind: int.from_bytes(f'{kind}","round'.encode()[:8], "little") for kind in flat}
 
 
+def _arrow(field: Field) -> Any:
+    return pa.list_(pa.float64()) if field.sql == "DOUBLE[]" else _ARROW[field.base]
+
+
 @cache
 def _options(kind: str) -> Any:
-    schema = pa.schema([(f.name, _ARROW[f.base]) for f in fields_of(kind)])
+    schema = pa.schema([(f.name, _arrow(f)) for f in fields_of(kind)])
     return arrow_json.ParseOptions(
         explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore"
     )

@@ -43,7 +43,10 @@ def _type(field: Field) -> Any:
     elif field.min_length:
         made = Annotated[str, Meta(min_length=field.min_length)]
     elif field.base is list:
-        made = list[_whole(None)]  # type: ignore[misc]
+        item: Any = _whole(None)
+        if not field.whole_items:
+            item = item | float | None if type(None) in (field.inner or ()) else item | float
+        made = list[item]
     elif field.base is dict and field.inner is not None:
         inner: Any = None
         for kind in sorted(field.inner, key=lambda t: t.__name__):

@@ -41,13 +41,18 @@ class Field:
     pattern: re.Pattern[str] | None = None
     choices: frozenset[str] | None = None
     inner: frozenset[type] | None = None
-    """Types of the values of an object; None where anything may be in it."""
+    """Types of what is in an object or a list; None where anything may be in it."""
     doc: str = ""
 
     @property
     def sql(self) -> str:
         """Return the type of its column."""
-        return _SQL[self.base]
+        return "DOUBLE[]" if self.base is list and not self.whole_items else _SQL[self.base]
+
+    @property
+    def whole_items(self) -> bool:
+        """Say whether a list has whole numbers alone."""
+        return self.inner == frozenset({int})
 
     @property
     def maximum(self) -> float | None:
@@ -86,8 +91,9 @@ class Field:
     def _inner_fault(self, value: Any) -> str | None:
         if self.base is list:
             for item in value:
-                if type(item) is not int or abs(item) > INT64_MAX:
-                    return f"{self.name} holds {_name(item)}, not a whole number"
+                if type(item) not in (self.inner or ()) or (type(item) is int and abs(item) > INT64_MAX):
+                    expected = "a whole number" if self.whole_items else "a number"
+                    return f"{self.name} holds {_name(item)}, not {expected}"
         elif self.base is dict and self.inner is not None:
             for key, item in value.items():
                 if type(item) not in self.inner:
@@ -132,10 +138,11 @@ def _strip(hint: Any) -> tuple[Any, list[Meta], bool]:
 
 
 def _inner_types(hint: Any) -> frozenset[type] | None:
-    _, value = get_args(hint)
+    value = get_args(hint)[-1]
     if value is Any:
         return None
     options = get_args(value) if get_origin(value) in (Union, types.UnionType) else (value,)
+    options = tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in options)
     return frozenset(options) | (frozenset({int}) if float in options else frozenset())
 
 
@@ -158,7 +165,7 @@ def _field(name: str, hint: Any, *, required: bool) -> Field:
         min_length=next((m.min_length for m in metas if m.min_length), 0) or 0,
         pattern=re.compile(pattern) if pattern else None,
         choices=frozenset(get_args(bare)) if origin is Literal else None,
-        inner=_inner_types(bare) if origin is dict else None,
+        inner=_inner_types(bare) if origin in (dict, list) else None,
         doc=next((m.description for m in metas if m.description), "") or _choices_doc(bare),
     )
 

@@ -99,6 +99,11 @@ class Log:
             params_sha256=None if error else SHA,
             params_path=None if error else f"{self.run}/params-{round_:04}.npz",
             error=error,
+            shares=[round(1 / len(ranks), 6)] * len(ranks) if ranks else [],
+            update_norms=[1, 0.25, None][: len(ranks)],
+            cosines=[0.9] * len(ranks),
+            clipped=[],
+            state_sha256={},
         )
 
     def evaluate(self, round_, values, took=0.18):
