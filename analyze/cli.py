@@ -361,6 +361,9 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as e:
         context = getattr(e, "ctx", None)
         path = context.command_path if context else "analyze"
+        if isinstance(e, click.exceptions.NoArgsIsHelpError):
+            e.show()
+            return 2
         return _fail(e.format_message(), f"'{path} -h' shows how", 2)
     except (click.Abort, KeyboardInterrupt):
         return 130

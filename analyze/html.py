@@ -68,8 +68,7 @@ def timeline(charts: Sequence[Chart]) -> dict[str, Any]:
     bottom = 20 + pitch * len(rows)
     every_label = 1 if pitch >= 12 else 4
     many = sum(len(lane.bars) for chart in charts for lane in chart.lanes) > MOST_BARS
-    seconds = (ended - began) / 1e6
-    at, decimals = ticks(seconds, max((width - LABEL_WIDTH) // 90, 1))
+    at, decimals = ticks(ended / 1e6, max((width - LABEL_WIDTH) // 90, 1))
     return {
         "width": width,
         "fits": width == NARROWEST,
@@ -82,7 +81,7 @@ def timeline(charts: Sequence[Chart]) -> dict[str, Any]:
             for rank, row in rows.items()
             if row == 0 or (row - 1) % every_label == 0
         ],
-        "ticks": [(x(began + int(tick * 1e6)), f"{tick + began / 1e6:.{decimals}f} s") for tick in at],
+        "ticks": [(x(round(tick * 1e6)), f"{tick:.{decimals}f} s") for tick in at if tick * 1e6 >= began],
         "bars": [] if many else _bars(charts, rows, pitch, x),
         "paths": _paths(charts, rows, pitch, x) if many else [],
     }

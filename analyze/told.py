@@ -180,8 +180,8 @@ def resilience_sentences(
     if row is None or not (row["faults"] or against):
         return []
     told = [
-        f"{_count(row['faults'], 'fault')}, {row['injected']} of them put in on purpose",
-        f"liveness {_percent(row['liveness'])}: share of worker time in which workers were up",
+        f"{_count(row['faults'], 'fault')}, {row['injected']} of them by --chaos or [sim]",
+        f"liveness {_percent(row['liveness'])}: share of worker time in which workers were connected",
         f"participation {_percent(row['participation'])}: mean share of {row['workers']} workers in a round",
         f"committed: {_count(row['committed'], 'round')} in {_count(row['tries'], 'try', 'tries')}",
         _recovery("next committed round", row["to_commit_s"], row["longest_to_commit_s"]),
@@ -241,7 +241,7 @@ def damage_sentences(damage: Rows) -> list[str]:
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     """Return a line a run."""
     columns = [
-        Column("run", wrap=True),
+        Column("run"),
         Column("job", wrap=True),
         Column("began (UTC)"),
         Column("rounds", right=True),

@@ -311,8 +311,8 @@ WITH started AS (
            arg_min(total_nodes, seq) AS total_nodes, arg_min(params_sha256, seq) AS params_sha256
     FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
 ended AS (
-    SELECT run_no, arg_max(status, seq) AS status, arg_max(reason, seq) AS reason, arg_max(params_path, seq) AS params_path
-    FROM store.events WHERE kind = 'run_end' GROUP BY ALL),
+    SELECT run_no, status, reason, params_path -- arg_max passes over nulls, and would tell of an earlier end
+    FROM store.events WHERE kind = 'run_end' QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY seq DESC) = 1),
 span AS ( -- a version 0 log doesn't say when its clock was zero
     SELECT run_no, arg_min(ts, seq) AS began, if(any_value(newest_version) = 0, min(t_us), 0) AS zero_us,
            max(t_us) AS end_us, count(*) AS events, max(v) AS version,
@@ -402,6 +402,10 @@ every AS (
     UNION ALL
     SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'weights rejected', e.reason || ': ' || e.detail, NULL
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq WHERE p.kind = 'reject'
+    UNION ALL
+    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'metrics not used', e.error, NULL
+    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
+    WHERE p.kind = 'metric' AND e.error IS NOT NULL
     UNION ALL
     SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
            d.reason || ': ' || d.detail, NULL

@@ -404,8 +404,13 @@ def main() -> None:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
-    except click.ClickException as e:
+    except click.exceptions.NoArgsIsHelpError as e:
         e.show()
+        sys.exit(2)
+    except click.ClickException as e:
+        _error(e.format_message())
+        if isinstance(e, click.UsageError):
+            _hint(f"{e.ctx.command_path if e.ctx else 'runner'} -h shows how")
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

@@ -144,7 +144,9 @@ class Coordinator:
         sent: dict[str, str] = {}
         try:
             sent = await in_thread(self._loaded.sent_sha256)
-            params = await own.initial_params()
+            made = await own.initial_params()
+            self._step.check_patterns(made)
+            params = made
         except (ArrayError, WorkerError, OSError) as e:
             error = e
         start = RunStart(

@@ -20,7 +20,19 @@ from runner.arrays import FORMS
 from runner.chaos import Chaos
 from runner.errors import JobError, Problem
 from runner.hosts import Host, parse_line, resolved
-from runner.job import COMMAND, RANK, ROUNDS, ROUNDS_HERE, SHARD, Aggregate, FileEntry, Job, LoadedJob, named
+from runner.job import (
+    COMMAND,
+    RANK,
+    ROUNDS,
+    ROUNDS_HERE,
+    SHARD,
+    Aggregate,
+    FileEntry,
+    Job,
+    LoadedJob,
+    count_of,
+    named,
+)
 from runner.optimizers import USES, Settings
 from runner.recipe import METHODS
 
@@ -263,6 +275,7 @@ class _Check:
             self._train(raw)
         for key in ("quorum", "close_at"):
             self._count(f"policy.{key}", self._part(raw, "policy").get(key), raw.get("workers"))
+        self._closing(self._part(raw, "policy"), raw.get("workers"))
         self._deadlines(self._part(raw, "deadlines"))
         self._aggregate(self._part(raw, "aggregate"), raw.get("workers"))
         for table in ("params", "train", "evaluate"):
@@ -343,6 +356,20 @@ class _Check:
         if not fits:
             shown = f"1 to {workers} (workers)" if known else "1 to the number of workers"
             self.add(key, _show(given), f"{shown}, or a share: above 0.0, at most 1.0")
+
+    def _closing(self, policy: dict[str, Any], workers: Any) -> None:
+        """See that a round is not closed before it can count."""
+        at = policy.get("close_at")
+        if (
+            at is None
+            or {"policy.quorum", "policy.close_at", "workers"} & self.wrong
+            or not isinstance(workers, int)
+        ):
+            return
+        needed = count_of(policy.get("quorum", min(2, workers)), workers)
+        if count_of(at, workers) < needed:
+            said = f"{_show(at)}: the round is closed with {count_of(at, workers)} and counts with {needed}"
+            self.add("policy.close_at", said, "no less than policy.quorum")
 
     def _deadlines(self, deadlines: dict[str, Any]) -> None:
         for name in ("idle_s", "round_s"):

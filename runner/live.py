@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -67,7 +68,10 @@ class Lines:
 
     def __init__(self, stream: TextIO, *, beginnings: bool = False) -> None:
         self._stream = stream
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        plain = bool(os.environ.get("NO_COLOR"))
+        self._console = Console(
+            file=stream, highlight=False, soft_wrap=True, color_system=None if plain else "auto"
+        )
         self._width = min(self._console.width, 100)
         self._dash = "\u2500" if _encodes(stream, "\u2500") else "-"
         self._beginnings = beginnings

@@ -131,7 +131,7 @@ def read(log: Path) -> Past:
         elif broken is not None or not follows:
             raise RunError(
                 f"{log}: the log is damaged before line {line_number}, not only at its end; "
-                "look at it with: analyze sql 'FROM rejects'"
+                f"look at it with: analyze sql 'FROM rejects' {log}"
             )
         elif past is None:
             past = _begin(log, event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -138,6 +139,19 @@ class ServerStep:
         await self._recorder.flush()
         new = CurrentParams(target, made.sha256, params.specs, {file.slot: file.target for file in states})
         return Stepped(new, None, verdict)
+
+    def check_patterns(self, params: CurrentParams) -> None:
+        """See that every pattern of the job matches an array.
+
+        Raises:
+            ArrayError: one doesn't: it would silently leave out, or average, what was not meant.
+        """
+        for pattern in (*self._recipe.include, *self._recipe.exclude):
+            if not any(fnmatchcase(name, pattern) for name in params.specs):
+                names = ", ".join(list(params.specs)[:8])
+                raise ArrayError(
+                    "missing", f"aggregate: the pattern {pattern!r} matches no array; there are {names}"
+                )
 
     def keep_newest(self, number: int, params: CurrentParams) -> None:
         """Delete the params, and their states, that are too old for the job to keep."""

@@ -322,3 +322,20 @@ def test_anything_at_all_is_a_job_or_a_job_error(tmp_path: Path, changes: dict[s
         return
     assert found
     assert not any(problem.key == "syntax" for problem in found), "the test's own TOML is wrong"
+
+
+@pytest.mark.parametrize(
+    ("policy", "fine"),
+    [
+        ({"quorum": 0.75, "close_at": 0.5}, False),
+        ({"close_at": 1}, False),
+        ({"quorum": 2, "close_at": 3}, True),
+        ({"quorum": 1.0, "close_at": 1.0}, True),
+    ],
+)
+def test_a_round_is_not_closed_before_it_can_count(tmp_path: Path, policy: dict[str, Any], fine: bool):
+    path = write_job(tmp_path, workers=4, policy=policy)
+    if fine:
+        assert load(path)
+    else:
+        assert set(problems(path)) == {"policy.close_at"}

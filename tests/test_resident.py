@@ -21,8 +21,8 @@ rank = int(os.environ["ROUNDLOG_RANK"])
 print("started")
 for r in rounds():
     params = np.load(r.params)
-    print("training", r.number, flush=True)
-    if (rank, r.number) == (1, 1):
+    print("training", r.round, flush=True)
+    if (rank, r.round) == (1, 1):
         {fault}
     with open(r.weights, "wb") as file:
         np.save(file, params + np.float32(rank + 1))

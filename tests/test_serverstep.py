@@ -161,3 +161,9 @@ def test_check_says_how(tmp_path: Path):
     assert "multi_krum against 0 liars, keeping 2 of the updates, all workers alike" in done.stdout
     assert "then a step of diloco (learning_rate 0.7, momentum 0.9)" in done.stdout
     assert "the pattern 'bn*' matches no array of params.npy" in done.stdout
+
+
+@pytest.mark.parametrize("aggregate", [{"include": ["nope*"]}, {"exclude": ["bn.*"]}])
+def test_a_pattern_that_matches_nothing_ends_the_run_at_once(tmp_path: Path, aggregate: dict):
+    run = start(job(tmp_path, aggregate=aggregate), code=1)
+    assert "matches no array; there are array" in run.one("run_end")["reason"]

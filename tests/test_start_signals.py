@@ -290,3 +290,15 @@ def test_a_log_that_can_not_grow_ends_the_run_with_one_clear_error(tmp_path: Pat
     assert done.returncode == 1
     assert done.stderr.count("error: ") == 1
     assert "can't write the log" in done.stderr or "could be written" in done.stderr
+
+
+def test_ctrl_c_while_it_is_still_imported(tmp_path: Path):
+    """At whatever moment: quietly, and with nothing begun or all of it ended."""
+    for after_s in (0.05, 0.15, 0.3, 0.5):
+        with Started(write_job(tmp_path, train={"command": BUSY})) as started:
+            time.sleep(after_s)  # the moment is what is tested
+            started.process.send_signal(signal.SIGINT)
+            _, err = started.process.communicate(timeout=30)
+        assert started.process.returncode in {-signal.SIGINT, 130}
+        assert "Traceback" not in err
+    assert not list(processes_under(tmp_path))

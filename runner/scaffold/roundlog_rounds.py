@@ -25,7 +25,7 @@ class Round:
     """One round: its number, and the names of its files."""
 
     def __init__(self, number: int, params: str, weights: str) -> None:
-        self.number = number
+        self.round = number
         self.params = params
         self.weights = weights
         self.metrics: dict[str, float] = {}
@@ -50,9 +50,9 @@ def rounds() -> Iterator[Round]:
                 Path(name).unlink()
         r = Round(request["round"], request["params"], request["weights"])
         yield r
-        answer = {"round": r.number, "metrics": r.metrics}
+        answer = {"round": r.round, "metrics": r.metrics}
         if not Path(r.weights).exists():
-            answer = {"round": r.number, "error": f"no weights were written to {r.weights}"}
+            answer = {"round": r.round, "error": f"no weights were written to {r.weights}"}
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(1, b"\nroundlog:" + json.dumps(answer).encode() + b"\n")
