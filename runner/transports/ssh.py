@@ -171,9 +171,11 @@ class SshConnection:
             said = await self._expect(shell, "ok", "bad")
             if said[0] == "ok":
                 return Transferred(size, there)
+            await self._give_up(shell)
             if not there:
                 raise TransferError(f"can't push {source} to {name}: {_told(said[1:])}")
             there = 0  # what was there was of another file
+            shell = await self._ready()
 
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
         """Fetch a file; of a large one, what a cut transfer left is used."""

@@ -20,7 +20,7 @@ from runner.errors import ConnectionLostError
 from runner.transports import sshscript
 from schemas.text import printable
 
-_CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 16
 _WINDOW_BYTES = 16 << 20
 _PACKET_BYTES = 1 << 18
 _HIGH_WATER_BYTES = 1 << 20

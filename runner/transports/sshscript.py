@@ -29,11 +29,11 @@ flat() { printf '%s' "$1" | tr '\n' ' '; }
 if printf abcdef | {
   a=$(dd bs=65536 iflag=fullblock,count_bytes count=3 2>/dev/null); b=$(cat)
   [ "$a" = abc ] && [ "$b" = def ]; }; then
-  take() { dd bs=65536 iflag=fullblock,count_bytes count="$1" 2>/dev/null; }
+  take() { dd bs=131072 iflag=fullblock,count_bytes count="$1" status=none; }
 elif printf abcdef | { a=$(head -c 3 2>/dev/null); b=$(cat); [ "$a" = abc ] && [ "$b" = def ]; }; then
   take() { head -c "$1"; }
 else
-  take() { dd bs=1 count="$1" 2>/dev/null; }
+  take() { dd bs=1 count="$1"; }
 fi
 if [ "$(printf x | sha256sum 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H=sha256sum
 elif [ "$(printf x | shasum -a 256 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H='shasum -a 256'
@@ -50,17 +50,13 @@ there() { part "$1"; s=0; if [ -f "$p" ] && [ ! -L "$p" ]; then s=$(wc -c <"$p")
 put() { # name, bytes to come, hash, mode, bytes there
   part "$1"; e=
   case $d in .) ;; *) e=$(mkdir -p "$d" 2>&1);; esac
-  if [ "$5" = 0 ]; then
-    [ -d "$p" ] && rm -rf "$p"
-    o=$( { take "$2" | tee "$p" | digest; } 2>&1 )
-  else
-    o=$( { take "$2" | tee -a "$p" >/dev/null; digest <"$p"; } 2>&1 )
-  fi
+  [ "$5" = 0 ] && rm -rf "$p"
+  if f=$( { take "$2" >>"$p"; } 2>&1 ); then o=$(digest <"$p"); else e="$e $f"; o=; fi
   [ "$o" = none ] && { s=$(wc -c <"$p"); [ $((s)) -eq $(($2 + $5)) ] && o=$3; }
   if [ -n "$e" ] || [ "$o" != "$3" ]; then
     s=$(wc -c <"$p" 2>/dev/null)
     if [ -n "$e" ] || [ $((s)) -lt @RESUMED@ ] || [ $((s)) -ge $(($2 + $5)) ]; then rm -f "$p"; fi
-    say bad "$(flat "$e $o")"; return
+    say bad "$(flat "$e $o")"; exit 1 # what is still to come is no request
   fi
   e=$( { [ "$4" = 600 ] || chmod "$4" "$p"; [ ! -d "$1" ] || rmdir "$1"; } 2>&1 && mv -f "$p" "$1" 2>&1 )
   if [ -z "$e" ]; then rm -f "$d"/.*.part; say ok; else rm -f "$p"; say bad "$(flat "$e")"; fi
