@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from runner.errors import ArrayError
@@ -22,13 +21,10 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 _ALIGNMENT = 8
 _METADATA = "__metadata__"
-DTYPES: Mapping[str, np.dtype[Any]] = {
+_DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "C64": np.dtype("<c8"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
@@ -40,8 +36,23 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""NumPy's dtype for each of the format's names."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SHORT = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""Those that NumPy doesn't have, by their names in ml_dtypes."""
+DTYPES = (*_DTYPES, *_SHORT)
+"""Names of all dtypes that can be read and written."""
+_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()} | {
+    dtype: name for name, dtype in _SHORT.items()
+}
+
+
+def dtype_of(name: str) -> np.dtype[Any] | None:
+    """Return NumPy's dtype for a name of the format, or None if there is none."""
+    if name in _SHORT:
+        import ml_dtypes  # noqa: PLC0415 - takes longer to import than all the rest
+
+        short: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _SHORT[name]))
+        return short
+    return _DTYPES.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ def parse(text: bytes, data_bytes: int) -> tuple[list[Entry], dict[str, str]]:
         shape, offsets = given["shape"], given["data_offsets"]
         if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
             raise ValueError(f"array {name!r} has an odd shape or odd data_offsets")
-        dtype = DTYPES.get(given["dtype"]) if isinstance(given["dtype"], str) else None
+        dtype = dtype_of(given["dtype"]) if isinstance(given["dtype"], str) else None
         if dtype is None:
             said = f"array {name!r} has the dtype {given['dtype']}, which can't be averaged"
             raise ArrayError("dtype", said)
@@ -106,7 +117,7 @@ def make(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], metadata:
     end = 0
     for name, dtype, shape in arrays:
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text

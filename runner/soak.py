@@ -52,10 +52,11 @@ def case(seed: int) -> Case:
         samples=rng.choice([None, Draw(uniform=(1, 100))]),
         faults=tuple(_fault(rng, workers) for _ in range(rng.randint(0, 4))),
     )
-    quorum = rng.choice([None, 1, max(1, workers // 2), 0.75])
+    close_at = rng.choice([None, 0.5, 0.9, 1.0])
+    quorum = rng.choice([None, 1, max(1, workers // 2), 0.75]) if close_at is None else 1
     policy = Policy(
         quorum=quorum if isinstance(quorum, float) or quorum is None else min(quorum, workers),
-        close_at=rng.choice([None, 0.5, 0.9, 1.0]),
+        close_at=close_at,
         grace_s=rng.choice([0.0, 5.0]),
         retries=rng.randint(0, 2),
         backoff_s=rng.choice([0.0, 1.0]),

@@ -7,12 +7,14 @@ A transport's test file derives a class from ``Transfers`` and ``Commands`` and 
 from __future__ import annotations
 
 import os
+import subprocess
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from jobs import alive
 
 from runner.connection import Connection
 from runner.errors import TransferError
@@ -44,6 +46,31 @@ class Site(ABC):
     @abstractmethod
     def alive(self, pid: int) -> bool:
         """Say whether a process over there runs."""
+
+
+class Folders(Site):
+    """A site whose workers' folders lie on this machine."""
+
+    @abstractmethod
+    def folder(self, rank: int) -> Path:
+        """Return a worker's folder."""
+
+    def files(self, rank: int = 0) -> set[str]:
+        folder = self.folder(rank)
+        return {
+            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
+        }
+
+    def read(self, name: str, rank: int = 0) -> bytes:
+        return (self.folder(rank) / name).read_bytes()
+
+    def shell(self, script: str, rank: int = 0) -> str:
+        return subprocess.run(
+            ["/bin/sh", "-ec", script], cwd=self.folder(rank), capture_output=True, text=True, check=True
+        ).stdout
+
+    def alive(self, pid: int) -> bool:
+        return alive(pid)
 
 
 def made(path: Path, size: int, seed: int = 0) -> Path:

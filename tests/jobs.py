@@ -129,6 +129,11 @@ def assert_valid(event: Mapping[str, Any]) -> None:
     assert not problems, (event, problems)
 
 
+def unmeasured() -> dict[str, str]:
+    """Return the environment of a process whose coverage can't be kept: it couldn't write it."""
+    return {name: value for name, value in environ().items() if not name.startswith("COVERAGE_")}
+
+
 def environ(**more: str | None) -> dict[str, str]:
     given = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
     return {name: value for name, value in given.items() if value is not None}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import COPY, RUNNER, Started, environ, eventually, processes_under, runner, write_job
+from jobs import COPY, RUNNER, Started, environ, eventually, processes_under, runner, unmeasured, write_job
 from simulated import sim_job
 
 
@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_after_so_many_bytes(tmp_path: Path, size: int):
     job = sim_job(tmp_path, rounds=9, workers=2)
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     runs = tmp_path / "runs"
-    done = runner("start", job, "--runs", runs, code=1, preexec_fn=limit)
+    done = runner("start", job, "--runs", runs, code=1, preexec_fn=limit, env=unmeasured())
     assert done.stderr.count("error: ") == 1, done.stderr
     (log,) = runs.glob("*.jsonl")
     assert log.stat().st_size <= size
@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_after_so_many_bytes(tmp_path: Path, size: int):
 def test_a_full_disk_under_real_workers(tmp_path: Path):
     job = write_job(tmp_path, rounds=30)
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (9000, 9000))
-    done = runner("start", job, "--runs", tmp_path / "runs", code=1, preexec_fn=limit)
+    done = runner("start", job, "--runs", tmp_path / "runs", code=1, preexec_fn=limit, env=unmeasured())
     assert done.stderr.count("error: ") == 1, done.stderr
     (log,) = (tmp_path / "runs").glob("*.jsonl")
     committed_is_true(log, whole(log))

@@ -136,6 +136,7 @@ PARTS = st.fixed_dictionaries(
         "spares": st.integers(0, 2),
         "policy": st.fixed_dictionaries(
             {
+                "quorum": st.just(1),
                 "close_at": st.sampled_from([0.5, 1.0]),
                 "grace_s": st.sampled_from([0, 3]),
                 "backoff_s": st.sampled_from([0, 1]),

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -292,13 +293,27 @@ def test_a_log_that_can_not_grow_ends_the_run_with_one_clear_error(tmp_path: Pat
     assert "can't write the log" in done.stderr or "could be written" in done.stderr
 
 
-def test_ctrl_c_while_it_is_still_imported(tmp_path: Path):
-    """At whatever moment: quietly, and with nothing begun or all of it ended."""
-    for after_s in (0.05, 0.15, 0.3, 0.5):
-        with Started(write_job(tmp_path, train={"command": BUSY})) as started:
-            time.sleep(after_s)  # the moment is what is tested
-            started.process.send_signal(signal.SIGINT)
-            _, err = started.process.communicate(timeout=30)
-        assert started.process.returncode in {-signal.SIGINT, 130}
-        assert "Traceback" not in err
-    assert not list(processes_under(tmp_path))
+SLOW_IMPORT = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "runner.cli":
+            print("importing", flush=True)
+            time.sleep(60)
+
+import runner.entry
+sys.meta_path.insert(0, Slow())
+runner.entry.main()
+"""
+
+
+def test_ctrl_c_while_it_is_still_imported():
+    command = [sys.executable, "-c", SLOW_IMPORT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert err == ""

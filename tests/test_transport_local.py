@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from conformance import Site, Transfers
+from conformance import Folders, Transfers
 from conformance_exec import Commands, printed
-from jobs import alive
 
 from runner.connection import Connection
 from runner.errors import LogError, TransferError
@@ -18,7 +16,7 @@ from runner.output import Output
 from runner.transports import local
 
 
-class Local(Site):
+class Local(Folders):
     """Workers in folders below one."""
 
     def __init__(self, root: Path) -> None:
@@ -29,23 +27,6 @@ class Local(Site):
 
     async def connect(self, rank: int = 0) -> Connection:
         return await local.connect(self.folder(rank), f"{self.root.parent.name}.{rank}")
-
-    def files(self, rank: int = 0) -> set[str]:
-        folder = self.folder(rank)
-        return {
-            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
-        }
-
-    def read(self, name: str, rank: int = 0) -> bytes:
-        return (self.folder(rank) / name).read_bytes()
-
-    def shell(self, script: str, rank: int = 0) -> str:
-        return subprocess.run(
-            ["/bin/sh", "-ec", script], cwd=self.folder(rank), capture_output=True, text=True, check=True
-        ).stdout
-
-    def alive(self, pid: int) -> bool:
-        return alive(pid)
 
 
 @pytest.fixture

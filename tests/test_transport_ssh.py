@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 import trio_asyncio
-from conformance import MB, Site, Transfers, made
+from conformance import MB, Folders, Transfers, made
 from conformance_exec import Commands, printed
-from jobs import alive, eventually_async
+from jobs import eventually_async
 from sshd import Sshd
 
 from runner.connection import Connection
@@ -31,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
         made.stop()
 
 
-class Remote(Site):
+class Remote(Folders):
     """Workers in folders below one, behind a server."""
 
     def __init__(self, server: Sshd, root: Path, ssh: Ssh) -> None:
@@ -54,23 +53,6 @@ class Remote(Site):
     async def connect(self, rank: int = 0) -> Connection:
         self.made.append(await self.machines.connect(rank))
         return self.made[-1]
-
-    def files(self, rank: int = 0) -> set[str]:
-        folder = self.folder(rank)
-        return {
-            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()
-        }
-
-    def read(self, name: str, rank: int = 0) -> bytes:
-        return (self.folder(rank) / name).read_bytes()
-
-    def shell(self, script: str, rank: int = 0) -> str:
-        return subprocess.run(
-            ["/bin/sh", "-ec", script], cwd=self.folder(rank), capture_output=True, text=True, check=True
-        ).stdout
-
-    def alive(self, pid: int) -> bool:
-        return alive(pid)
 
 
 @pytest.fixture
