@@ -22,7 +22,7 @@ from schemas import jsonschema as contract
 
 RUNNER = Path(sys.executable).parent / "runner"
 COPY = 'cp "$ROUNDLOG_PARAMS" "$ROUNDLOG_WEIGHTS"'
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PARAMS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 

@@ -150,8 +150,13 @@ class SshConnection:
             except OSError as e:
                 await self._give_up(shell)
                 raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
-            except (trio.Cancelled, ConnectionLostError):
+            except ConnectionLostError:
                 await self._give_up(shell)
+                raise
+            except trio.Cancelled:  # not cut off, but wanted no more
+                await self._give_up(shell)
+                if status.st_size >= sshscript.RESUMED_BYTES:
+                    await self._forget(name)
                 raise
 
     async def _put(
@@ -188,8 +193,12 @@ class SshConnection:
             except OSError as e:
                 await self._give_up(shell)
                 raise TransferError(f"can't pull {source}: {e.strerror}") from e
-            except (trio.Cancelled, ConnectionLostError):
+            except ConnectionLostError:
                 await self._give_up(shell)
+                raise
+            except trio.Cancelled:
+                await self._give_up(shell)
+                part.unlink(missing_ok=True)
                 raise
             finally:
                 shell.taken = None
@@ -383,6 +392,13 @@ class SshConnection:
         """End a shell in the middle of a transfer; it clears away what isn't whole."""
         self._shell = None
         await shell.end(_PATIENCE_S)
+
+    async def _forget(self, name: str) -> None:
+        """Delete what is over there of a transfer that is not to be gone on with."""
+        part = PurePosixPath(name).with_name(f".{PurePosixPath(name).name}.part")
+        script = f"NL='\n'\ncd {sshscript.quoted(self.folder)} && rm -f {sshscript.path(str(part))}\nexit 0\n"
+        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S), suppress(WorkerError):
+            await self._aside(script.encode("utf-8", "surrogateescape"))
 
     async def _expect(self, shell: Shell, *kinds: str) -> list[str]:
         """Return the next message, which must be one of these."""
