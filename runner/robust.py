@@ -33,7 +33,7 @@ def trimmed_mean(stacked: Floats, share: float) -> Floats:
     count = len(stacked)
     cut = int(share * count + 1e-9)
     kept = np.sort(stacked, axis=0)[cut : count - cut]
-    return np.add.reduce(kept, axis=0) / len(kept)  # type: ignore[no-any-return] # likewise
+    return np.add.reduce(kept, axis=0) / len(kept)  # type: ignore[no-any-return] # NumPy's stub says Any
 
 
 def squared_distances(gram: Floats) -> Floats:

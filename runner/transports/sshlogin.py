@@ -154,7 +154,7 @@ async def _once(
         direct: asyncssh.SSHClientConnection = await aio_as_trio(asyncssh.connect)(host.host, **options)
         return direct
     async with AsyncExitStack() as stack:
-        through = Host(**parse_target(host.jump), host_key=host.host_key, key=host.key)  # type: ignore[arg-type]
+        through = Host(**parse_target(host.jump), host_key=host.host_key, key=host.key)  # type: ignore[arg-type] # text and a number
         jump = await login(through, ssh, keys, random)
         stack.callback(jump.close)
         connection: asyncssh.SSHClientConnection
