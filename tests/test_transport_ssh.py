@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -106,10 +109,16 @@ async def test_a_cut_transfer_of_a_large_file_is_gone_on_with(site: Remote, tmp_
         nursery.start_soon(push)
         part = site.folder(0) / ".file.part"
         await eventually_async(lambda: part.exists() and part.stat().st_size > 80 * MB, "half of it")
+        site.server.signal(signal.SIGSTOP)
+        serving = site.server.pids()
         first._connection.abort()
     await first.close()
     assert site.files() <= {".file.part"}
+    os.kill(serving[0], signal.SIGCONT)  # the listener alone: what the others hold is still to be written
     second = await site.machines.connect(0)
+    for pid in serving[1:]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     sent = await second.push(source, "file")
     assert sent.reused >= sshscript.RESUMED_BYTES
     assert site.read("file") == source.read_bytes()

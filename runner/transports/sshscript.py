@@ -29,18 +29,19 @@ flat() { printf '%s' "$1" | tr '\n' ' '; }
 if printf abcdef | {
   a=$(dd bs=65536 iflag=fullblock,count_bytes count=3 2>/dev/null); b=$(cat)
   [ "$a" = abc ] && [ "$b" = def ]; }; then
-  take() { dd bs=131072 iflag=fullblock,count_bytes count="$1" status=none; }
+  take() { ROUNDLOG_PROCESS="$M" dd bs=131072 iflag=fullblock,count_bytes count="$1" status=none; }
 elif printf abcdef | { a=$(head -c 3 2>/dev/null); b=$(cat); [ "$a" = abc ] && [ "$b" = def ]; }; then
-  take() { head -c "$1"; }
+  take() { ROUNDLOG_PROCESS="$M" head -c "$1"; }
 else
-  take() { dd bs=1 count="$1"; }
+  take() { ROUNDLOG_PROCESS="$M" dd bs=1 count="$1"; }
 fi
 if [ "$(printf x | sha256sum 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H=sha256sum
 elif [ "$(printf x | shasum -a 256 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H='shasum -a 256'
 else H=; fi
 if command -v setsid >/dev/null 2>&1; then S=setsid; else S=; fi
 P=$(command -v python3 || command -v python || echo python3)
-digest() { if [ -n "$H" ]; then set -- $($H); echo "$1"; else cat >/dev/null; echo none; fi; }
+digest() { if [ -n "$H" ]; then set -- $(ROUNDLOG_PROCESS="$M" $H); echo "$1"
+  else cat >/dev/null; echo none; fi; }
 marked() { grep -lsF "ROUNDLOG_PROCESS=$1" /proc/[0-9]*/environ 2>/dev/null |
   while IFS=/ read -r _ _ p _; do kill -9 "$p" 2>/dev/null && echo "$p"; done; }
 endall() { n=0; k=1
@@ -51,7 +52,8 @@ put() { # name, bytes to come, hash, mode, bytes there
   part "$1"; e=
   case $d in .) ;; *) e=$(mkdir -p "$d" 2>&1);; esac
   [ "$5" = 0 ] && rm -rf "$p"
-  if f=$( { take "$2" >>"$p"; } 2>&1 ); then o=$(digest <"$p"); else e="$e $f"; o=; fi
+  f=$( { take "$2" >>"$p"; } 2>&1 ); x=$?
+  case $x in 0) o=$(digest <"$p");; 137) o=killed;; *) e="$e $f"; o=;; esac # killed by a later shell
   [ "$o" = none ] && { s=$(wc -c <"$p"); [ $((s)) -eq $(($2 + $5)) ] && o=$3; }
   if [ -n "$e" ] || [ "$o" != "$3" ]; then
     s=$(wc -c <"$p" 2>/dev/null)
