@@ -12,7 +12,7 @@ from runner import ownmethod
 from runner.arrays import ArrayFile
 from runner.draws import told
 from runner.errors import ArrayError, JobError, Problem
-from runner.job import PYTHON, Command, Job, LoadedJob
+from runner.job import PYTHON, Command, Job, LoadedJob, Wire
 from runner.optimizers import USES
 from runner.simjob import Fault, Sim
 from schemas.text import duration, size
@@ -41,6 +41,8 @@ def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
     if job.train.secrets:
         rows.append(("secrets", ", ".join(job.train.secrets) + " (their values are not shown or logged)"))
     rows.append(("aggregate", _aggregate(loaded)))
+    if job.wire.active:
+        rows.append(("wire", _wire(job.wire)))
     if job.evaluate is not None:
         limit = duration(job.evaluate.timeout_s)
         rows.append(("evaluate", f"{_command(job.evaluate.command)} here after each round, at most {limit}"))
@@ -207,6 +209,16 @@ def _aggregate(loaded: LoadedJob) -> str:
         but = f" but {', '.join(recipe.exclude)}" if recipe.exclude else ""
         said += f"; of the arrays {', '.join(recipe.include)}{but}, the others stay as they are"
     return said
+
+
+def _wire(wire: Wire) -> str:
+    ways = {"plain": "as they are", "int8": f"as int8, {wire.block} numbers to a scale"}
+    said = f"params travel {ways.get(wire.push, 'as ' + wire.push)}, "
+    said += f"what the training changed {ways.get(wire.pull, 'as ' + wire.pull)}"
+    if wire.pull != "plain":
+        said += " and what that loses with the next round's"
+    also = " and the package zstandard (or Python 3.14)" if wire.zstd else ""
+    return said + (f", zstd {wire.zstd}" if wire.zstd else "") + f"; each worker's Python needs NumPy{also}"
 
 
 def _unmatched(loaded: LoadedJob) -> list[str]:

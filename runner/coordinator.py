@@ -13,7 +13,7 @@ from typing import Literal
 import trio
 from threadpoolctl import threadpool_limits
 
-from runner import ownmethod
+from runner import ownmethod, wire
 from runner.arrays import ArrayFile, sha256_of
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
@@ -146,6 +146,8 @@ class Coordinator:
             sent = await in_thread(self._loaded.sent_sha256)
             made = await own.initial_params()
             self._step.check_patterns(made)
+            if self._job.wire.active:
+                wire.check(made.specs)
             params = made
         except (ArrayError, WorkerError, OSError) as e:
             error = e
@@ -270,6 +272,7 @@ class Coordinator:
                 reason=reason,
                 failed=list(verdict.failed) if verdict else [],
                 late=list(verdict.late) if verdict else [],
+                encode_s=execution.files.encode_s,
                 workers_s=None if workers_us is None else workers_us / 1e6,
             )
             self._recorder.emit(end, round=begin.number, since_us=began)

@@ -35,6 +35,8 @@ ROUNDS_HERE = "{rounds}"
 """As a file to send: :data:`ROUNDS`."""
 ROUNDS = Path(__file__).parent / "scaffold" / "roundlog_rounds.py"
 """Takes a Python script through its rounds."""
+WIRE = Path(__file__).parent / "scaffold" / "roundlog_wire.py"
+"""Stands before a training command whose files travel encoded."""
 
 _TIMEOUT = "a number of seconds above 0, at most 31536000 (a year)"
 _ENV = "a table of names to strings or numbers"
@@ -144,6 +146,33 @@ class Aggregate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+_ENCODING = '"plain", "bfloat16", "float16" or "int8"'
+
+
+class Wire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How params and weights travel: as they are, or in fewer bytes."""
+
+    push: Annotated[Literal["plain", "bfloat16", "float16", "int8"], Meta(description=_ENCODING)] = "plain"
+    pull: Annotated[Literal["plain", "bfloat16", "float16", "int8"], Meta(description=_ENCODING)] = "plain"
+    block: Annotated[
+        Literal[32, 64, 128, 256, 512, 1024, 2048, 4096],
+        Meta(description="32, 64, 128, ... or 4096: numbers that share a scale, with int8"),
+    ] = 256
+    zstd: Annotated[
+        int, Meta(ge=0, le=19, description="a whole number from 0 (not compressed) to 19: level of zstd")
+    ] = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is encoded."""
+        return self.encodes_params or self.pull != "plain"
+
+    @property
+    def encodes_params(self) -> bool:
+        """Whether what is pushed is."""
+        return self.push != "plain" or self.zstd > 0
+
+
 class Deadlines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long things may take, in seconds; the training command's own limit is ``train.timeout_s``."""
 
@@ -203,6 +232,7 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sim: Annotated[Sim | None, Meta(description="a table: workers are simulated")] = None
     evaluate: Annotated[Evaluate | None, Meta(description="a table")] = None
     aggregate: Annotated[Aggregate, Meta(description="a table")] = Aggregate()
+    wire: Annotated[Wire, Meta(description="a table")] = Wire()
     deadlines: Annotated[Deadlines, Meta(description="a table")] = Deadlines()
     policy: Annotated[Policy, Meta(description="a table")] = Policy()
 
@@ -273,7 +303,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
         found: dict[str, str] = {}
         for rank in range(self.job.total_nodes):
             for source, _ in self.files_for(rank, rank % self.job.workers):
-                name = ROUNDS_HERE if source == ROUNDS else os.path.relpath(source, self.folder)
+                ours = {ROUNDS: ROUNDS_HERE, WIRE: WIRE.name}
+                name = ours.get(source) or os.path.relpath(source, self.folder)
                 if name not in found:
                     found[name] = sha256_of(source)
         for key in DRAWN if self.job.sim is not None else ():
@@ -305,6 +336,8 @@ class LoadedJob(Struct, frozen=True, kw_only=True):
                 ]
             else:
                 found.append((source, target))
+        if self.job.wire.active:
+            found.append((WIRE, PurePosixPath(WIRE.name)))
         return found
 
 

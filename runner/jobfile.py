@@ -26,6 +26,7 @@ from runner.job import (
     ROUNDS,
     ROUNDS_HERE,
     SHARD,
+    WIRE,
     Aggregate,
     FileEntry,
     Job,
@@ -293,7 +294,8 @@ class _Check:
                     )
         workers, spares = raw.get("workers"), raw.get("spares", 0)
         if not {"train.files", "workers", "spares"} & self.wrong and isinstance(workers, int):
-            self._files(train.get("files", ()), (workers, spares), folder)
+            taken = {WIRE.name: "[wire] does"} if self._part(raw, "wire") else {}
+            self._files(train.get("files", ()), (workers, spares), folder, taken)
 
     def _part(self, raw: dict[str, Any], name: str) -> dict[str, Any]:
         part = raw.get(name)
@@ -317,7 +319,7 @@ class _Check:
         ):
             if name in self._part(raw, table):
                 self.add(f"{table}.{name}", "is given", never + why)
-        for name in ("hosts", "worker", "ssh"):
+        for name in ("hosts", "worker", "ssh", "wire"):
             if name in raw:
                 self.add(name, "is given", never + "no machine is used")
         workers, spares = raw.get("workers"), raw.get("spares", 0)
@@ -425,8 +427,7 @@ class _Check:
             if isinstance(value, bool) or "\0" in str(value):
                 self.add(f"{key}.{name}", _show(value), "a string without NUL characters, or a number")
 
-    def _files(self, files: Any, counts: tuple[int, int], folder: Path) -> None:
-        targets: dict[str, str] = {}
+    def _files(self, files: Any, counts: tuple[int, int], folder: Path, targets: dict[str, str]) -> None:
         for number, entry in enumerate(files):
             given = FileEntry(source=entry) if isinstance(entry, str) else msgspec.convert(entry, FileEntry)
             key = f"train.files[{number}]"

@@ -39,10 +39,11 @@ from runner.errors import (
 from runner.fleet import Fleet
 from runner.job import environment
 from runner.recorder import Recorder
+from runner.roundfiles import RoundFiles
 from runner.serverstep import CurrentParams, Delivery
 from runner.simtime import in_thread, instants, simulated, stop_point
 from runner.traced import TracedConnection
-from runner.weights import Checked, check_weights, max_weights_bytes
+from runner.weights import Checked, check_weights
 from schemas.events import Metric, Reject
 
 _SAID = {
@@ -75,11 +76,8 @@ class RoundRun:
         self._params = params
         self._number = begin.number
         self._round = Round(begin.number, begin.shards, self._rules())
-        self._names = {
-            "params": f"params-{begin.number:04}.{params.form}",
-            "weights": f"weights-{begin.number:04}.{params.form}",
-            "metrics": f"metrics-{begin.number:04}.json",
-        }
+        self.files = RoundFiles(begin.number, params, fleet.folder, fleet.loaded.job.wire)
+        self._names = self.files.names
         self._steps: dict[Step, Callable[[int, TracedConnection], Coroutine[Any, Any, None]]] = {
             Step.JOIN: self._joined,
             Step.PUSH: self._push,
@@ -107,7 +105,12 @@ class RoundRun:
         )
 
     async def run(self) -> Verdict:
-        """Take every worker through its steps, and return how the round ends."""
+        """Take every worker through its steps, and return how the round ends.
+
+        Raises:
+            RunError: the params can't be made ready to travel.
+        """
+        await self.files.encode(self._recorder)
         async with trio.open_nursery() as nursery:
             if self._begin.deadline_s is not None:
                 nursery.start_soon(self._alarm, Alarm.DEADLINE, self._begin.deadline_s, nursery)
@@ -211,30 +214,34 @@ class RoundRun:
         self._hear(alarm, math.inf, None, nursery)
 
     def clear(self) -> None:
-        """Delete what was pulled."""
+        """Delete what was pulled, and what was made to be pushed."""
         for delivery in self.deliveries.values():
-            delivery.path.unlink(missing_ok=True)
+            self.files.clear(delivery)
+        self.files.clear_pushed()
 
     async def _joined(self, rank: int, traced: TracedConnection) -> None:
         """Do nothing: whoever takes a step has joined."""
 
     async def _push(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - as all steps
         timeout_s = self._loaded.job.deadlines.push_s
-        await traced.push(self._params.path, self._names["params"], timeout_s=timeout_s)
+        plain_bytes = self.files.pushed_plain_bytes
+        await traced.push(
+            self.files.pushed, self._names["params"], timeout_s=timeout_s, plain_bytes=plain_bytes
+        )
 
     async def _train(self, rank: int, traced: TracedConnection) -> None:
         worker = self._fleet.worker(rank)
         train = self._loaded.job.train
         made = [self._names["weights"], self._names["metrics"]]
-        stale = worker.litter - {self._names["params"]}
-        worker.litter = set(self._names.values())
+        stale = worker.litter - {self._names["params"]} | self.files.stale
+        worker.litter = set(self.files.litter)
         worker.output.begin(f"round {self._number}, attempt {self._begin.attempt}")
         try:
             ended = await traced.exec(
-                train.command or "(simulated)",
+                self.files.wrapped(train.command or "(simulated)"),
                 env=self._environment(rank, traced.folder),
                 output=worker.output,
-                remove=sorted({*made, *stale}),
+                remove=sorted(stale),
                 expect=made,
                 timeout_s=train.timeout_s,
                 idle_s=self._loaded.job.deadlines.idle_s or math.inf,
@@ -243,14 +250,14 @@ class RoundRun:
             worker.output.end()
         if ended.exit_code:
             raise WorkerError(f"the training command ended with exit code {ended.exit_code}")
-        path = self._folder.incoming(rank, self._names["weights"])
+        path = self.files.incoming(rank)
         if ended.sizes_bytes is None:  # of a command that stays; the pull will see
             self.deliveries[rank] = delivery = Delivery(path)
             if ended.report is not None:
                 delivery.num_samples = self._told(rank, metrics.taken(ended.report))
             return
         size = ended.sizes_bytes.get(self._names["weights"])
-        limit = max_weights_bytes(self._params.specs)
+        limit = self.files.limit
         if size is None:
             raise self._reject(rank, "missing", "the command ended well but wrote no file $ROUNDLOG_WEIGHTS")
         if size > limit:
@@ -260,8 +267,13 @@ class RoundRun:
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
         timeout_s = self._loaded.job.deadlines.pull_s
         delivery = self.deliveries[rank]
-        limit = max_weights_bytes(self._params.specs)
-        await traced.pull(self._names["weights"], delivery.path, max_bytes=limit, timeout_s=timeout_s)
+        await traced.pull(
+            self._names["weights"],
+            self.files.arrived(delivery),
+            max_bytes=self.files.limit,
+            timeout_s=timeout_s,
+            plain_bytes=self.files.pulled_plain_bytes,
+        )
         if delivery.metrics_bytes is None:
             return
         if delivery.metrics_bytes > metrics.MAX_BYTES:
@@ -284,9 +296,7 @@ class RoundRun:
             if self._simulated:
                 delivery.checked = self._check_once(delivery.path)
             else:
-                delivery.checked = await in_thread(
-                    check_weights, delivery.path, self._params.path, stop_point()
-                )
+                delivery.checked = await in_thread(self.files.check, delivery, stop_point())
         except ArrayError as e:
             raise self._reject(rank, e.reason, e.detail) from e
         except OSError as e:
@@ -329,7 +339,7 @@ class RoundRun:
             "ROUNDLOG_WORLD_SIZE": str(job.total_nodes),
             "ROUNDLOG_SHARD": str(self._begin.shards[rank]),
             "ROUNDLOG_SHARDS": str(job.workers),
-            **{f"ROUNDLOG_{what.upper()}": f"{folder}/{name}" for what, name in self._names.items()},
+            **self.files.environment(folder),
         }
 
 

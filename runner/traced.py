@@ -56,8 +56,10 @@ class TracedConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    async def push(self, source: Path, target: str, *, timeout_s: float = math.inf) -> Transferred:
-        """Push, and say so.
+    async def push(
+        self, source: Path, target: str, *, timeout_s: float = math.inf, plain_bytes: int | None = None
+    ) -> Transferred:
+        """Push, and say so; `plain_bytes` is what an encoded file stands for.
 
         Raises:
             DeadlineError: it took longer than `timeout_s` seconds.
@@ -72,6 +74,7 @@ class TracedConnection:
                 attempt=self._attempt,
                 error=error,
                 reused=reused,
+                plain_bytes=plain_bytes,
                 injected=self._injected(),
             )
 
@@ -83,9 +86,15 @@ class TracedConnection:
         return done
 
     async def pull(
-        self, source: str, target: Path, *, max_bytes: int, timeout_s: float = math.inf
+        self,
+        source: str,
+        target: Path,
+        *,
+        max_bytes: int,
+        timeout_s: float = math.inf,
+        plain_bytes: int | None = None,
     ) -> Transferred:
-        """Pull, and say so.
+        """Pull, and say so; `plain_bytes` is what an encoded file stands for.
 
         Raises:
             DeadlineError: it took longer than `timeout_s` seconds.
@@ -100,6 +109,7 @@ class TracedConnection:
                 attempt=self._attempt,
                 error=error,
                 reused=reused,
+                plain_bytes=plain_bytes,
                 injected=self._injected(),
             )
 

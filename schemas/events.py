@@ -158,6 +158,9 @@ class _Transfer(Finished):
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
     error: Annotated[str | None, Doc(description="why it failed; null when it did not")] = None
     reused: Annotated[Count, Doc(description="bytes that were there already and not sent again")] = 0
+    plain_bytes: Annotated[
+        Count | None, Doc(description="size of the file it stands for, where it travels encoded")
+    ] = None
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
     ] = None
@@ -282,6 +285,9 @@ class RoundEnd(Finished):
     )
     workers_s: Annotated[
         Seconds | None, Doc(description="from its start until all workers had delivered or were dropped")
+    ] = None
+    encode_s: Annotated[
+        Seconds | None, Doc(description="to encode the params before they were pushed; null where plain")
     ] = None
 
 

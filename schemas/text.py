@@ -99,9 +99,9 @@ def _transfer(event: Mapping[str, Any]) -> str:
     if str(event["kind"]).endswith("_start"):
         return f"{event.get('path')} begins"
     reused = f", {size(event['reused'])} reused" if event.get("reused") else ""
-    return (
-        f"{event.get('path')}  {size(event.get('size_bytes'))}{reused}  {duration(event.get('duration_s'))}"
-    )
+    stands = f" for {size(event['plain_bytes'])}" if event.get("plain_bytes") else ""
+    sent = f"{size(event.get('size_bytes'))}{stands}{reused}"
+    return f"{event.get('path')}  {sent}  {duration(event.get('duration_s'))}"
 
 
 def _exec(event: Mapping[str, Any]) -> str:
