@@ -147,7 +147,7 @@ def warnings(loaded: LoadedJob) -> list[str]:
 
 def _command(command: Command) -> str:
     text = f"sh -c {shlex.quote(command)}" if isinstance(command, str) else shlex.join(command)
-    return " ".join(text.split())
+    return " ".join(text.replace(shlex.quote(PYTHON), PYTHON).split())
 
 
 def _params(loaded: LoadedJob) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
+_ENDLESS = 1 << 20
+"""Columns of what is no terminal: a line stays one, for grep."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -165,8 +169,9 @@ def check(job: Path, offline: bool) -> None:
     Hosts that are listed are tried, all at once. Exit code: 1 if one of them can't serve, 2 wrong job file.
     """
     loaded = jobfile.load(job)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
     for topic, text in checking.describe(loaded):
-        click.echo(f"{topic + ':':<11}{text}")
+        click.echo(_wrapped(f"{topic + ':':<11}", text, width))
     if loaded.job.worker and not offline:
         tried = trio.run(hostcheck.try_all, loaded)
         _show_hosts(tried)
@@ -174,6 +179,12 @@ def check(job: Path, offline: bool) -> None:
         for one in bad:
             _error(f"worker {one.rank}, {one.host}: {one.wrong}")
         sys.exit(1 if bad else 0)
+
+
+def _wrapped(head: str, text: str, width: int) -> str:
+    """Return text beside its head, on as many lines as it needs; long names and commands stay whole."""
+    lines = textwrap.wrap(text, max(width - len(head), 40), break_long_words=False, break_on_hyphens=False)
+    return f"\n{'':{len(head)}}".join([head + (lines[0] if lines else ""), *lines[1:]])
 
 
 def _show_hosts(tried: list[hostcheck.Tried]) -> None:

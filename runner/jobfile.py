@@ -293,9 +293,11 @@ class _Check:
                         f"names of variables that are set: export {name}=... first",
                     )
         workers, spares = raw.get("workers"), raw.get("spares", 0)
-        if not {"train.files", "workers", "spares"} & self.wrong and isinstance(workers, int):
+        if "train.files" not in self.wrong:
+            known = not {"workers", "spares"} & self.wrong and isinstance(workers, int)
+            counts = (workers, spares) if known else (1, 0)
             taken = {WIRE.name: "[wire] does"} if self._part(raw, "wire") else {}
-            self._files(train.get("files", ()), (workers, spares), folder, taken)
+            self._files(train.get("files", ()), counts, folder, taken)
 
     def _part(self, raw: dict[str, Any], name: str) -> dict[str, Any]:
         part = raw.get(name)
@@ -397,7 +399,8 @@ class _Check:
         for key in Settings.__slots__:
             if key in given and key not in USES.get(str(optimizer), ()):
                 having = ", ".join(f'"{name}"' for name, keys in USES.items() if key in keys)
-                shown = f"{_show(given[key])} with optimizer {optimizer!r}"
+                beside = "without an optimizer" if optimizer is None else f"with optimizer {optimizer!r}"
+                shown = f"{_show(given[key])} {beside}"
                 self.add(f"aggregate.{key}", shown, f"only with one of {having}")
         trim, liars = given.get("trim", 0.1), given.get("byzantine", 0)
         if "aggregate.trim" not in self.wrong and not 0 <= trim < 0.5:

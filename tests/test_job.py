@@ -93,7 +93,7 @@ quorum = 1.5
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "wrokers": "job.toml:3: wrokers: unknown key (did you mean 'workers'?); allowed: "
         "name, rounds, seed, workers, spares, hosts, worker, ssh, params, train, sim, evaluate, aggregate, "
-        "deadlines, policy",
+        "wire, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000; "
         "where hosts are listed they are counted",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
@@ -106,6 +106,10 @@ quorum = 1.5
         "a number of seconds above 0, at most 31536000 (a year)",
         "train.secrets": "job.toml:10: train.secrets: 'MISSING' is not set in this environment; allowed: "
         "names of variables that are set: export MISSING=... first",
+        "train.files[0]": "job.toml:7: train.files[0]: no such file or folder: "
+        f"{str(path.parent / 'nowhere')!r}; allowed: a path that exists",
+        "train.files[1]": "job.toml:7: train.files[1]: target '../up'; allowed: "
+        "a relative path inside the worker's folder",
         "train.env.ROUNDLOG_RANK": "job.toml:13: train.env.ROUNDLOG_RANK: received the name 'ROUNDLOG_RANK'; "
         "allowed: letters, digits and '_', not beginning with a digit or ROUNDLOG_",
         "policy.quorum": "job.toml:15: policy.quorum: received 1.5; allowed: "
