@@ -27,6 +27,7 @@ from analyze.terminal import Column, Paper, joined, sentence, table
 from schemas.text import encoding, printable
 
 DAMAGED = 3
+_FEW = 5
 
 
 def _version() -> str:
@@ -51,8 +52,13 @@ def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
 
 
 @contextmanager
-def _logs(paths: Iterable[str | Path], *, documented: bool = False) -> Iterator[Database]:
-    """Open logs, warn of what the user should know, and exit with 3 afterwards where some are damaged."""
+def _logs(
+    paths: Iterable[str | Path], *, documented: bool = False, tells: bool = False
+) -> Iterator[Database]:
+    """Open logs, warn of what the user should know, and exit with 3 afterwards where some are damaged.
+
+    `tells`: what is printed tells of damage.
+    """
     with opened([Path(path) for path in paths], documented=documented) as database:
         for warning in database.warnings():
             _say(f"warning: {warning}")
@@ -60,9 +66,24 @@ def _logs(paths: Iterable[str | Path], *, documented: bool = False) -> Iterator[
             _say(f"warning: {problem}")
         yield database
         damaged = database.damaged
+        notes = [] if tells else _damage_notes(database)
     if damaged:
         sys.stdout.flush()
+        for note in notes:
+            _say(f"warning: {note}")
         raise click.exceptions.Exit(DAMAGED)
+
+
+def _damage_notes(database: Database) -> list[str]:
+    """Return a line for each damaged log, for the first few of them."""
+    damaged = [log for log in database.logs if log.damaged]
+    notes = []
+    for log in damaged[:_FEW]:
+        rows = database.rows("SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", str(log.path))
+        notes.append(f"{log.path}: {told.damage_note(rows)}; the view 'rejects' has the lines")
+    if len(damaged) > _FEW:
+        notes.append(f"and {len(damaged) - _FEW} more damaged logs: see the view 'damage'")
+    return notes
 
 
 def _rounds(values: tuple[str, ...]) -> set[int] | None:
@@ -126,7 +147,7 @@ def report(  # noqa: PLR0917 - click gives them by name
     """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
     paper = _paper(width, glyphs)
     name = stem(log)
-    with _logs([log] if against is None else [log, against]) as database:
+    with _logs([log] if against is None else [log, against], tells=True) as database:
         for i, story in enumerate(stories(database, against)):
             if i:
                 click.echo()
@@ -160,7 +181,7 @@ def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, wo
 def summary(log: Path, width: int | None) -> None:
     """Print a row for each round, the totals, what was rejected or lost, and damage of the log."""
     paper = _paper(width)
-    with _logs([log]) as database:
+    with _logs([log], tells=True) as database:
         for i, story in enumerate(stories(database)):
             if i:
                 click.echo()
@@ -374,7 +395,7 @@ def run(arguments: list[str] | None = None) -> int:
     except duckdb.Error as e:
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["the query failed"]
         return _fail(lines[0], "'analyze sql --schema' shows every view and column", 2)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click makes the one into the other
         # Whoever read our output has gone; nothing is left to say, at the interpreter's exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -6,8 +6,9 @@ The same rows give the same SVG, byte for byte.
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,6 +264,19 @@ def where_time_went(
     _round_axis(axes, rounds)
     _legend(axes, theme)
     return figure
+
+
+def noted(make: Callable[[Theme], Figure], note: str) -> Callable[[Theme], Figure]:
+    """Return what draws the same figure with a note below it."""
+
+    def draw(theme: Theme) -> Figure:
+        figure = make(theme)
+        width = int(figure.get_figwidth() * 14)
+        text = textwrap.fill(printable(note), width)
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=theme.ink, fontweight="bold")
+        return figure
+
+    return draw
 
 
 def rendered(figure: Figure, form: str) -> bytes:

@@ -135,6 +135,9 @@ def write_report(database: Database, story: Story, folder: Path, stem: str) -> l
     }
     if not story.metrics:
         del draw["metrics"]
+    damage = told.damage_note(story.damage)
+    if damage:
+        draw = {what: pictures.noted(make, damage) for what, make in draw.items()}
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     inline: dict[str, dict[str, str]] = {}

@@ -238,6 +238,22 @@ def damage_sentences(damage: Rows) -> list[str]:
     return [printable(line) for line in told]
 
 
+def damage_note(damage: Rows) -> str:
+    """Tell in one line what of a log is lost; empty if nothing is."""
+    told = [
+        f"{_count(row['lines'], 'event')} {row['reason']}"
+        if row["reason"] in {"missing seq", "out of place"}
+        else row["reason"]
+        if row["reason"] == "cut off"
+        else f"{_count(row['lines'], 'line')} {row['reason']}"
+        for row in damage
+    ]
+    if not told:
+        return ""
+    more = f" and {len(told) - 4} more kinds" if len(told) > 4 else ""
+    return f"damaged log: {', '.join(told[:4])}{more}; spans, bytes and metrics may be missing"
+
+
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     """Return a line a run."""
     columns = [

@@ -102,7 +102,7 @@ class ArrayWriter:
 
 
 class _Hashing(io.RawIOBase):
-    """A file that can only be appended to; if it is large, a thread of its own hashes, writes and syncs.
+    """A file that can only be appended to; if it is large, threads of its own hash and write, and sync.
 
     What is written must not be changed afterwards. The disk works while the next blocks are made, so
     that there is little left to wait for at the end.
@@ -116,6 +116,8 @@ class _Hashing(io.RawIOBase):
         self._taken = 0
         self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
+        self._syncing: Future[None] | None = None
+        self._syncer: ThreadPoolExecutor | None = None
 
     def writable(self) -> bool:
         return True
@@ -134,14 +136,17 @@ class _Hashing(io.RawIOBase):
     def finish(self, *, durable: bool) -> None:
         while self._pending:
             self._pending.popleft().result()
+        if self._syncing is not None:
+            self._syncing.result()
         self._file.truncate()
         if durable:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if not self.closed:
-            if self._thread is not None:
-                self._thread.shutdown(cancel_futures=True)
+            for thread in (self._thread, self._syncer):
+                if thread is not None:
+                    thread.shutdown(cancel_futures=True)
             self._file.close()
         super().close()
 
@@ -152,9 +157,17 @@ class _Hashing(io.RawIOBase):
         self._taken += rest.nbytes
         while rest:
             rest = rest[self._file.write(rest) :]
-        if self._unsynced >= _SYNC_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._unsynced = 0
+        if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
+            self._sync()
+
+    def _sync(self) -> None:
+        """Let the disk begin with what is written, in a thread that only waits."""
+        if self._syncing is not None:
+            self._syncing.result()
+        if self._syncer is None:
+            self._syncer = ThreadPoolExecutor(1)
+        self._syncing = self._syncer.submit(os.fdatasync, self._file.fileno())
+        self._unsynced = 0
 
 
 def _npy_header(spec: ArraySpec) -> dict[str, Any]:

@@ -294,8 +294,9 @@ class _Check:
                     )
         workers, spares = raw.get("workers"), raw.get("spares", 0)
         if "train.files" not in self.wrong:
-            known = not {"workers", "spares"} & self.wrong and isinstance(workers, int)
-            counts = (workers, spares) if known else (1, 0)
+            counts = (1, 0)
+            if not {"workers", "spares"} & self.wrong and isinstance(workers, int):
+                counts = (workers, spares)
             taken = {WIRE.name: "[wire] does"} if self._part(raw, "wire") else {}
             self._files(train.get("files", ()), counts, folder, taken)
 
