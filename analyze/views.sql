@@ -29,7 +29,7 @@ GROUP BY ALL;
 
 CREATE TABLE store.placed AS
 SELECT e.run_no, e.round, CASE WHEN e.round IS NOT NULL THEN coalesce(s.attempt, 1) END AS attempt, e.seq, e.kind,
-       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.exit_code, e.output_tail, e.output_path,
+       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.plain_bytes, e.exit_code, e.output_tail, e.output_path,
        e.error, e.attempt AS try, e.command
 FROM store.events e
 ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
@@ -50,12 +50,12 @@ open AS (
     WHERE m.kind LIKE '%\_start' ESCAPE '\' AND m.next_same IS DISTINCT FROM replace(m.kind, '_start', '')),
 every AS (
     SELECT run_no, round, attempt, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us,
-           duration_us, false AS open, path, size_bytes, reused, exit_code, output_tail, output_path, error, try
+           duration_us, false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, try
     FROM store.placed WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
     UNION ALL
     SELECT run_no, round, attempt, seq, base, rank, t_us, greatest(coalesce(until_us, session_us), t_us),
            greatest(coalesce(until_us, session_us), t_us) - t_us, true, coalesce(path, command), NULL, NULL, NULL,
-           NULL, NULL, NULL, try
+           NULL, NULL, NULL, NULL, try
     FROM open)
 SELECT *, CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
        error IS NOT NULL OR (kind = 'exec' AND coalesce(exit_code, 0) <> 0) AS failed
@@ -238,7 +238,7 @@ SELECT file, 'cut off', 1, lines, cut FROM store.logs WHERE cut IS NOT NULL;
 CREATE VIEW spans AS
 SELECT u.run, s.run_no, s.round, s.attempt, s.rank, s.kind, s.phase, s.start_us / 1e6 AS start_s, s.end_us / 1e6 AS end_s,
        s.duration_us / 1e6 AS duration_s, s.start_us, s.end_us, s.duration_us, s.failed, s.open, s.path, s.size_bytes,
-       s.reused, s.exit_code, s.output_tail, s.output_path, s.error, s.try, s.seq
+       s.reused, s.plain_bytes, s.exit_code, s.output_tail, s.output_path, s.error, s.try, s.seq
 FROM store.spans s JOIN store.runs u USING (run_no);
 
 CREATE VIEW segments AS
@@ -568,6 +568,7 @@ COMMENT ON COLUMN spans.open IS 'begun and without an end in the log; drawn up t
 COMMENT ON COLUMN spans.path IS 'file that travelled, or the command where the span is open';
 COMMENT ON COLUMN spans.size_bytes IS 'size of the file';
 COMMENT ON COLUMN spans.reused IS 'bytes that were there already';
+COMMENT ON COLUMN spans.plain_bytes IS 'size of the file it stands for, where it travelled encoded';
 COMMENT ON COLUMN spans.exit_code IS 'of the command; negative: the signal';
 COMMENT ON COLUMN spans.output_tail IS 'last line the command printed';
 COMMENT ON COLUMN spans.output_path IS 'file with all it printed, relative to the log';
