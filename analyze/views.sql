@@ -177,9 +177,10 @@ pieces AS (
            from_us AS start_us, end_us
     FROM walked
     UNION ALL  -- after a span, to the next or to the round's end
-    SELECT run_no, round, attempt, rank, NULL, CASE WHEN failed THEN 'dead' ELSE 'wait' END, NULL, false,
-           greatest(end_us, from_us), coalesce(next_us, round_end_us)
-    FROM walked
+    SELECT run_no, round, attempt, rank, NULL,
+           CASE WHEN failed THEN 'dead' WHEN next_us IS NULL AND w.state = 'rejected' THEN 'rejected' ELSE 'wait' END,
+           NULL, false, greatest(end_us, from_us), coalesce(next_us, round_end_us)
+    FROM walked LEFT JOIN store.worker_rounds w USING (run_no, round, attempt, rank)
     UNION ALL  -- before the first
     SELECT run_no, round, attempt, rank, NULL, CASE WHEN before_failed THEN 'dead' ELSE 'wait' END, NULL, false,
            round_start_us, start_us
@@ -268,14 +269,14 @@ WITH shares AS (
            coalesce(sum(end_us - start_us) FILTER (state = 'push'), 0)::BIGINT AS push_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'train'), 0)::BIGINT AS train_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'pull'), 0)::BIGINT AS pull_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'wait'), 0)::BIGINT AS idle_us,
+           coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS idle_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 central AS (
     SELECT w.run_no, w.round, w.attempt, c.phase,
            sum(greatest(least(w.end_us, c.end_us) - greatest(w.start_us, c.start_us), 0))::BIGINT AS us
     FROM store.segments w JOIN store.segments c USING (run_no, round, attempt)
-    WHERE w.rank IS NOT NULL AND w.state = 'wait' AND c.rank IS NULL AND c.phase IN ('aggregate', 'eval') GROUP BY ALL),
+    WHERE w.rank IS NOT NULL AND w.state IN ('wait', 'rejected') AND c.rank IS NULL AND c.phase IN ('aggregate', 'eval') GROUP BY ALL),
 split AS (
     SELECT run_no, round, attempt, coalesce(sum(us) FILTER (phase = 'aggregate'), 0)::BIGINT AS aggregate_us,
            coalesce(sum(us) FILTER (phase = 'eval'), 0)::BIGINT AS eval_us
@@ -366,7 +367,7 @@ work AS (
            median(train_us) FILTER (state = 'survived') AS median_train_us
     FROM store.worker_rounds GROUP BY ALL),
 states AS (
-    SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state = 'wait'), 0)::BIGINT AS wait_us,
+    SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS wait_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 known AS (SELECT run_no, rank FROM places UNION SELECT run_no, rank FROM work)
@@ -583,7 +584,7 @@ COMMENT ON COLUMN segments.nth IS 'place of this try of the round in the run, fr
 COMMENT ON COLUMN segments.round IS 'round, from 0';
 COMMENT ON COLUMN segments.attempt IS 'which try of the round, from 1';
 COMMENT ON COLUMN segments.rank IS 'worker, from 0; null: the coordinator';
-COMMENT ON COLUMN segments.state IS 'push, train, pull, aggregate, eval, wait (nothing to do) or dead (a failed span and all after it until the worker''s next)';
+COMMENT ON COLUMN segments.state IS 'push, train, pull, aggregate, eval, wait (nothing to do), rejected (the same, its weights kept out) or dead (a failed span and all after it until the worker''s next)';
 COMMENT ON COLUMN segments.phase IS 'push, train, pull, aggregate or eval';
 COMMENT ON COLUMN segments.open IS 'begun and without an end in the log; drawn up to the last event';
 COMMENT ON COLUMN segments.start_s IS 'when it began, seconds since the run began';
