@@ -355,6 +355,6 @@ def test_a_worker_whose_weights_were_kept_out_is_told_from_one_that_waits(tmp_pa
         states = ("push", "train", "pull", "wait", "dead", "aggregate", "eval")
         assert sum(phases[f"{state}_us"] for state in states) == phases["total_us"]
         (story,) = stories(database)
-        drawn = "\n".join(gantt_lines(database, story, Paper(80, SETS["ascii"])))
+        drawn = "\n".join(gantt_lines(database, story, Paper(80, SETS["ascii"]), workers=8, wanted=None))
         assert "! rejected" in drawn
         assert "!!!" in drawn
