@@ -39,13 +39,10 @@ from runner.live import Background, Bar, Lines
 from runner.past import Past
 from runner.recorder import Continue, Listener, Recorder, lock
 from runner.runfolder import RunFolder
-from runner.simtime import simulate
 from runner.transports import local
 from schemas.text import printable
 
 if TYPE_CHECKING:
-    from trio.testing import MockClock
-
     from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -227,7 +224,7 @@ def soak(seeds: str | None, seconds: float | None) -> None:
 
     A seed that fails is shown with the command that runs it again. Exit code: 0 all is well, 1 it isn't.
     """
-    from runner import soak as soaking  # noqa: PLC0415 - simulated time is slow to import
+    from runner import soak as soaking  # noqa: PLC0415 - few need it
 
     if seeds is None and seconds is None:
         raise click.UsageError("say how many: --seeds 0-99, or --seconds 60")
@@ -279,7 +276,7 @@ def _listeners(
 def _simulation(loaded: LoadedJob, folder: RunFolder, past: Past | None = None) -> Simulation | None:
     if loaded.job.sim is None:
         return None
-    from runner.simulation import Simulation  # noqa: PLC0415 - its clock is slow to import
+    from runner.simulation import Simulation  # noqa: PLC0415 - few need it
 
     return Simulation.of(loaded, folder, datetime.now(UTC), past)
 
@@ -307,9 +304,9 @@ def _execute(
     result: Result | None = None
     failure: BaseException | None = None
     try:
-        clock = None if simulation is None else simulation.clock
         far = bool(loaded.job.worker)
-        result = trio.run(partial(_run, far=far), coordinator, folder, caught, clock, clock=clock)
+        clock = None if simulation is None else simulation.clock
+        result = trio.run(partial(_run, far=far), coordinator, folder, caught, clock=clock)
     except BaseExceptionGroup as group:
         failure = leaf(group)
         if not isinstance(failure, RunError):
@@ -327,13 +324,9 @@ def _execute(
     sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
 
 
-async def _run(
-    coordinator: Coordinator, folder: RunFolder, caught: list[int], clock: MockClock | None, *, far: bool
-) -> Result | None:
+async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int], *, far: bool) -> Result | None:
     """Run until it ends or a signal ends it; return None then, the signal is in `caught`."""
     result: Result | None = None
-    if clock is not None:
-        simulate(clock.jump)
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:

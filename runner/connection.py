@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,6 +108,7 @@ class Connection(Protocol):
         ...
 
 
+@lru_cache(1024)
 def checked_name(name: str) -> str:
     """Return a name on the worker if it stays inside the worker's folder.
 

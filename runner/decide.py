@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum as _Enum
 
 from runner.errors import RoundlogError
+
+
+class Enum(_Enum):
+    """An enum whose members are looked up in tables as fast as any object is."""
+
+    __hash__ = object.__hash__
 
 
 class State(Enum):

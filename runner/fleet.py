@@ -32,6 +32,8 @@ class Worker:
         self.has_files = False
         self.litter: set[str] = set()
         """Names of earlier rounds' files in its folder."""
+        self.traced: tuple[int, int, TracedConnection] | None = None
+        """Its connection as it was last handed out, and for which round and attempt."""
         self.ending = "cancelled"
         """Why what it does is being cancelled."""
 
@@ -70,6 +72,8 @@ class Fleet:
             WorkerError: it can't be reached or its files can't be sent; it has left again then.
         """
         worker = self.worker(rank)
+        if worker.traced is not None and worker.has_files and worker.traced[:2] == (round, attempt):
+            return worker.traced[2]
         if worker.connection is None:
             try:
                 worker.connection = await self._connect(rank)
@@ -98,6 +102,7 @@ class Fleet:
                 await self.leave(rank, round, e.reason, str(e), injected=e.injected)
                 raise
             worker.has_files = True
+        worker.traced = round, attempt, traced
         return traced
 
     async def leave(
@@ -112,7 +117,7 @@ class Fleet:
     ) -> None:
         """Let go of a worker, and say why."""
         worker = self.worker(rank)
-        connection, worker.connection = worker.connection, None
+        connection, worker.connection, worker.traced = worker.connection, None, None
         self._down(rank, round, reason, detail, for_good=for_good, injected=injected)
         if connection is not None:
             await connection.close()
@@ -124,7 +129,7 @@ class Fleet:
                 worker.output.close()
                 if worker.connection is not None:
                     nursery.start_soon(partial(worker.connection.close, done=done))
-                    worker.connection = None
+                    worker.connection = worker.traced = None
 
     def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:
         try:

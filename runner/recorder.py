@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_origin, get_type_hints
 
@@ -18,22 +19,26 @@ from runner.closing import Closing
 from runner.errors import LogError
 from runner.masks import longest_first, masked_value
 from runner.simtime import in_thread
-from schemas.events import MAX_LINE_BYTES, VERSION, Body, Finished
+from schemas.events import BODIES, MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
 _LOCK_S = 1.0
-_FIELDS: dict[type[Body], tuple[tuple[str, bool], ...]] = {}
 
 
-def _fields(body: Body) -> tuple[tuple[str, bool], ...]:
-    """Return the names of a body's fields, and whether each may have text that others chose."""
-    names = _FIELDS.get(type(body))
-    if names is None:
-        hints = get_type_hints(type(body))
-        fixed = {name for name, hint in hints.items() if get_origin(hint) is Literal}
-        names = tuple((f.name, f.name not in fixed | {"params_sha256"}) for f in fields(body))
-        _FIELDS[type(body)] = names
-    return names
+class _Shape:
+    """The fields of one kind of event."""
+
+    def __init__(self, body: type[Body]) -> None:
+        hints = get_type_hints(body)
+        fixed = {name for name, hint in hints.items() if get_origin(hint) is Literal} | {"params_sha256"}
+        self.names = tuple(f.name for f in fields(body))
+        self.values: Callable[[Body], tuple[Any, ...]] = attrgetter(*self.names)
+        """Of a body, as many as there are names: every kind has more than one."""
+        self.free = frozenset(self.names) - fixed
+        """Those that may have text that others chose."""
+
+
+_SHAPES = {body: _Shape(body) for body in BODIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +196,10 @@ class Recorder(Closing):
             "round": round,
             "rank": rank,
         }
-        for name, free in _fields(body):
-            value = getattr(body, name)
-            event[name] = masked_value(value, self._secrets) if free and self._secrets else value
+        shape = _SHAPES[type(body)]
+        event.update(zip(shape.names, shape.values(body), strict=True))
+        if self._secrets:
+            event.update((name, masked_value(event[name], self._secrets)) for name in shape.free)
         if isinstance(body, Finished) and since_us is not None:
             event["duration_s"] = (t_us - since_us) / 1e6
         self._append(self._line(event))

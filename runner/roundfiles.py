@@ -90,6 +90,8 @@ class RoundFiles:
 
     def arrived(self, delivery: Delivery) -> Path:
         """Return where a worker's weights arrive: there, unless they are encoded."""
+        if not self._wire.active:
+            return delivery.path
         return delivery.path.with_name(wire.sent(delivery.path.name, self._wire, pushed=False))
 
     def check(self, delivery: Delivery, between: Callable[[], object]) -> Checked:
@@ -107,8 +109,8 @@ class RoundFiles:
 
     def clear(self, delivery: Delivery) -> None:
         """Delete what was pulled from a worker."""
-        delivery.path.unlink(missing_ok=True)
-        self.arrived(delivery).unlink(missing_ok=True)
+        for path in {delivery.path, self.arrived(delivery)}:
+            path.unlink(missing_ok=True)
 
     def clear_pushed(self) -> None:
         """Delete what was made to be pushed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,16 @@ class RoundRun:
         self._round = Round(begin.number, begin.shards, self._rules())
         self.files = RoundFiles(begin.number, params, fleet.folder, fleet.loaded.job.wire)
         self._names = self.files.names
+        job = self._loaded.job
+        self._shared_environment = {
+            **environment(job.train.env),
+            **self._loaded.secrets,
+            "ROUNDLOG_RUN": self._folder.run,
+            "ROUNDLOG_SEED": str(job.seed),
+            "ROUNDLOG_ROUND": str(self._number),
+            "ROUNDLOG_WORLD_SIZE": str(job.total_nodes),
+            "ROUNDLOG_SHARDS": str(job.workers),
+        }
         self._steps: dict[Step, Callable[[int, TracedConnection], Coroutine[Any, Any, None]]] = {
             Step.JOIN: self._joined,
             Step.PUSH: self._push,
@@ -309,7 +320,7 @@ class RoundRun:
 
     def _check_once(self, path: Path) -> Checked:
         """Check weights that many simulated workers share, under names of their own, only once."""
-        inode = path.stat().st_ino
+        inode = os.stat(path).st_ino  # noqa: PTH116 - half the time of Path.stat, 200,000 times
         if inode not in self._checked:
             try:
                 self._checked[inode] = check_weights(path, self._params.path)
@@ -328,17 +339,10 @@ class RoundRun:
         self._recorder.emit(Reject(reason=reason, detail=detail), round=self._number, rank=rank)
 
     def _environment(self, rank: int, folder: str) -> dict[str, str]:
-        job = self._loaded.job
         return {
-            **environment(job.train.env),
-            **self._loaded.secrets,
-            "ROUNDLOG_RUN": self._folder.run,
-            "ROUNDLOG_SEED": str(job.seed),
-            "ROUNDLOG_ROUND": str(self._number),
+            **self._shared_environment,
             "ROUNDLOG_RANK": str(rank),
-            "ROUNDLOG_WORLD_SIZE": str(job.total_nodes),
             "ROUNDLOG_SHARD": str(self._begin.shards[rank]),
-            "ROUNDLOG_SHARDS": str(job.workers),
             **self.files.environment(folder),
         }
 

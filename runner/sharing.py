@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from runner.simtime import instants
+from runner.simtime import Clock
 
 
 class SharedLine:
@@ -21,9 +21,11 @@ class SharedLine:
 
     Args:
         bytes_per_s: of the line; ``inf`` for a line without limit.
+        clock: whose time it takes.
     """
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float, clock: Clock) -> None:
+        self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._got = 0.0
         self._since = 0.0
@@ -37,7 +39,7 @@ class SharedLine:
     async def carry(self, size_bytes: float, until: float) -> None:
         """Wait as long as so many bytes take, and until a time of the clock, whichever is later."""
         if math.isinf(self._bytes_per_s):
-            await instants().sleep_until(until)
+            await self._clock.sleep_until(until)
             return
         self._advance()
         number = next(self._numbers)
@@ -58,7 +60,7 @@ class SharedLine:
 
     def _advance(self) -> None:
         """Give every transfer its share of the time that has passed."""
-        now = trio.current_time()
+        now = self._clock.now
         if self._waiting:
             self._got += (now - self._since) * self._bytes_per_s / len(self._waiting)
         else:
@@ -75,7 +77,7 @@ class SharedLine:
             at = self._since + left * len(self._waiting) / self._bytes_per_s
             if at < self._called_at:
                 self._called_at = at
-                instants().call_at(at, lambda: self._arrive(at))
+                self._clock.call_at(at, lambda: self._arrive(at))
 
     def _arrive(self, at: float) -> None:
         """Let go of the transfers that are due; when others have come since it was asked for, none may be."""
@@ -93,10 +95,10 @@ class SharedLine:
             if until <= self._since:
                 self._let_go(number)
             else:
-                instants().call_at(until, partial(self._let_go, number))
+                self._clock.call_at(until, partial(self._let_go, number))
         self._arm()
 
     def _let_go(self, number: int) -> None:
         task = self._tasks.pop(number, None)
         if task is not None:
-            instants().wake(task)
+            self._clock.wake(task)

@@ -9,33 +9,61 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import trio
-from outcome import Value
 
 Made = TypeVar("Made")
 
 
-class Instants:
-    """Moves a clock from instant to instant, once there is nothing left to do in the one that is now.
+class Clock(trio.abc.Clock):
+    """Goes from instant to instant, each time there is nothing left to do in the one that is now.
 
-    Costs O(log n) a thing that is due, and no cancel scope, of which ten thousand workers would need many.
-    Deadlines of trio's own are kept as well.
-
-    Args:
-        jump: moves the clock by seconds.
+    Trio asks a clock how long it may sleep whenever no task can go on: that is the end of an instant, and
+    what is due next is done right there. It costs O(log n) a thing that is due, no cancel scope, of which
+    ten thousand workers would need many, and no task that is woken between. Deadlines of trio's own are
+    kept as well; where nothing is due, it sleeps until something comes from outside.
     """
 
-    def __init__(self, jump: Callable[[float], None]) -> None:
-        self._jump = jump
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the clock began."""
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._ending: list[Callable[[], object]] = []
         self._woken = False
-        self._driver: trio.lowlevel.Task | None = None
-        self._resting = False
+
+    def start_clock(self) -> None:
+        """Do nothing: it begins at 0."""
+
+    def current_time(self) -> float:
+        """Return the seconds since the clock began."""
+        return self.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """End this instant: do what waits for that, or go to the next instant and do what is due then.
+
+        Args:
+            deadline: the next one of trio's own; ``inf`` for none.
+        """
+        self._woken = False
+        while not self._woken:
+            if self._ending:
+                ending, self._ending = self._ending, []
+                for call in ending:
+                    call()
+                break  # whom they let go on, they don't say
+            if deadline <= self.now:
+                break
+            if not self._due or deadline < self._due[0][0]:
+                if math.isinf(deadline):
+                    return math.inf
+                self.now = deadline
+                break
+            self._go_on()
+        return 0.0
 
     def call_at(self, time: float, call: Callable[[], object]) -> None:
         """Call something at a time of the clock, in seconds.
@@ -43,7 +71,6 @@ class Instants:
         It must neither wait nor raise; a task that it wakes, it wakes by :meth:`wake`.
         """
         heapq.heappush(self._due, (time, next(self._numbers), call))
-        self._start()
 
     async def sleep_until(self, time: float) -> None:
         """Wait until a time of the clock, in seconds."""
@@ -68,70 +95,24 @@ class Instants:
     def at_end(self, call: Callable[[], object]) -> None:
         """Call something when nothing is left to do in this instant; it must neither wait nor raise."""
         self._ending.append(call)
-        self._start()
-
-    def _start(self) -> None:
-        if self._driver is None:
-            self._driver = trio.lowlevel.spawn_system_task(self._drive)
-        elif self._resting:
-            self._resting = False
-            trio.lowlevel.reschedule(self._driver, Value(None))
-
-    async def _drive(self) -> None:
-        from trio.testing import wait_all_tasks_blocked  # noqa: PLC0415 - slow to import, for this alone
-
-        while True:
-            if not self._due and not self._ending:
-                self._resting = True
-                await trio.lowlevel.wait_task_rescheduled(self._no_rest)
-            await wait_all_tasks_blocked()
-            if self._ending:
-                ending, self._ending = self._ending, []
-                for call in ending:
-                    call()
-            else:
-                self._woken = False
-                while self._due and not self._woken:
-                    self._go_on()
-
-    def _no_rest(self, _: object) -> trio.lowlevel.Abort:
-        self._resting = False
-        return trio.lowlevel.Abort.SUCCEEDED
 
     def _go_on(self) -> None:
         """Go to the next instant, and do what is due then."""
         due = self._due
-        time = due[0][0]
-        left = time - trio.current_time()
-        others = trio.lowlevel.current_statistics().seconds_to_next_deadline
-        if others < left:
-            self._jump(others)
-            self._woken = True  # by trio, now that it is due
-            return
-        if left > 0:
-            self._jump(left)
-        now = max(time, trio.current_time())  # the jump may be short by rounding
-        while due and due[0][0] <= now:
+        self.now = max(self.now, due[0][0])
+        while due and due[0][0] <= self.now:
             heapq.heappop(due)[2]()
-
-
-_INSTANTS: trio.lowlevel.RunVar[Instants | None] = trio.lowlevel.RunVar("instants", default=None)
-
-
-def simulate(jump: Callable[[float], None]) -> None:
-    """Take the time of this trio run for simulated from now on; `jump` moves its clock by seconds."""
-    _INSTANTS.set(Instants(jump))
 
 
 def simulated() -> bool:
     """Say whether the time of this trio run is simulated."""
-    return _INSTANTS.get() is not None
+    return isinstance(trio.lowlevel.current_clock(), Clock)
 
 
-def instants() -> Instants:
-    """Return what drives the simulated time of this trio run."""
-    found = _INSTANTS.get()
-    assert found is not None, "time is not simulated"  # noqa: S101 - asked for by simulated workers alone
+def instants() -> Clock:
+    """Return the clock of this trio run, whose time is simulated."""
+    found = trio.lowlevel.current_clock()
+    assert isinstance(found, Clock), "time is not simulated"  # noqa: S101 - asked for by simulated workers alone
     return found
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import trio
-from trio.testing import MockClock
 
 from runner.chaos import Chaos, Injector
 from runner.coordinator import Coordinator, Result
@@ -18,7 +17,7 @@ from runner.job import LoadedJob
 from runner.past import Past
 from runner.recorder import Listener, Recorder
 from runner.runfolder import RunFolder
-from runner.simtime import simulate
+from runner.simtime import Clock
 from runner.transports.sim import World
 
 
@@ -28,12 +27,12 @@ class Simulation:
 
     Attributes:
         world: the workers; has to hear the log's events.
-        clock: of the trio run, from 0; it jumps to the next deadline when every task waits.
+        clock: of the trio run, from 0; it jumps to the next instant when every task waits.
         began: when the run began, UTC: the real time of its first start.
     """
 
     world: World
-    clock: MockClock
+    clock: Clock
     began: datetime
 
     @classmethod
@@ -54,12 +53,13 @@ class Simulation:
         # Ten thousand workers are a million objects, which it takes long to look through again and again.
         gc.set_threshold(500_000, 5, 100)
         began_s = 0.0 if past is None else past.t_us / 1e6
+        clock = Clock()
         try:
-            world = World(sim, loaded.job.seed, loaded.folder, folder.folder / "workers", began_s)
+            world = World(sim, loaded.job.seed, loaded.folder, folder.folder / "workers", clock, began_s)
         except (OSError, ValueError) as e:
             raise RunError(f"can't draw from a file of numbers: {e}") from e
         began = now if past is None else past.ts - timedelta(microseconds=past.t_us)
-        return cls(world, MockClock(autojump_threshold=0), began)
+        return cls(world, clock, began)
 
     @property
     def connect(self) -> Connect:
@@ -99,9 +99,4 @@ def run(
         if chaos is not None:
             connect = Injector(chaos, loaded.job.total_nodes, connect).connect
         coordinator = Coordinator(loaded, folder, recorder, connect)
-        return trio.run(_run, coordinator, simulation.clock, clock=simulation.clock)
-
-
-async def _run(coordinator: Coordinator, clock: MockClock) -> Result:
-    simulate(clock.jump)
-    return await coordinator.run()
+        return trio.run(coordinator.run, clock=simulation.clock)

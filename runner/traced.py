@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import trio
@@ -78,7 +79,7 @@ class TracedConnection:
                 injected=self._injected(),
             )
 
-        with self._span(PushStart(path=target, attempt=self._attempt), finish):
+        with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
             with trio.move_on_after(timeout_s):
                 done = await self._connection.push(source, target)
             if done is None:
@@ -113,7 +114,7 @@ class TracedConnection:
                 injected=self._injected(),
             )
 
-        with self._span(PullStart(path=source, attempt=self._attempt), finish):
+        with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
             with trio.move_on_after(timeout_s):
                 done = await self._connection.pull(source, target, max_bytes=max_bytes)
             if done is None:
@@ -151,15 +152,10 @@ class TracedConnection:
             )
 
         shown = command if isinstance(command, str) else shlex.join(command)
-        with self._span(ExecStart(command=shown, attempt=self._attempt), finish):
+        with _Span(self, ExecStart(command=shown, attempt=self._attempt), finish):
             until = trio.current_time() + timeout_s
-            with trio.CancelScope() as scope:
-
-                def heard() -> None:
-                    scope.deadline = min(until, trio.current_time() + idle_s)
-
-                heard()
-                output.heard = heard
+            with trio.move_on_after(min(timeout_s, idle_s)) as scope:
+                output.heard = partial(_put_off, scope, until, idle_s)
                 ended = await self._connection.exec(
                     command, env=env, output=output, remove=remove, expect=expect
                 )
@@ -172,31 +168,48 @@ class TracedConnection:
                 )
         return ended
 
-    @contextmanager
-    def _span(self, start: Body, finish: Callable[[str | None], Finished]) -> Iterator[None]:
-        """Emit `start`, and whatever happens inside, what `finish` makes of the error."""
-        began = self._emit(start)
-        error: str | None = None
-        try:
-            yield
-        except BaseException as e:
-            error = self._told(e)
-            raise
-        finally:
-            self._emit(finish(error), began)
-
     def _injected(self) -> str | None:
         """Return what fault the last call met, where the connection puts some in."""
         return getattr(self._connection, "injected", None)
 
-    def _told(self, error: BaseException) -> str:
+    def told(self, error: BaseException) -> str:
+        """Say what an error that ended a call was."""
         error = leaf(error)
         if isinstance(error, trio.Cancelled):
             return self._cancelled()
         return str(error) or type(error).__name__
 
-    def _emit(self, body: Body, since_us: int | None = None) -> int:
+    def emit(self, body: Body, since_us: int | None = None) -> int:
+        """Emit an event of this worker and round; return its time in microseconds."""
         return self._recorder.emit(body, round=self._round, rank=self._rank, since_us=since_us)
+
+
+class _Span:
+    """Emits `start`, and whatever happens inside, what `finish` makes of the error."""
+
+    __slots__ = ("_began", "_finish", "_start", "_traced")
+
+    def __init__(
+        self, traced: TracedConnection, start: Body, finish: Callable[[str | None], Finished]
+    ) -> None:
+        self._traced = traced
+        self._start = start
+        self._finish = finish
+        self._began = 0
+
+    def __enter__(self) -> None:
+        self._began = self._traced.emit(self._start)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        said = None if error is None else self._traced.told(error)
+        self._traced.emit(self._finish(said), self._began)
+
+
+def _put_off(scope: trio.CancelScope, until: float, idle_s: float) -> None:
+    """Give a command that printed something the idle time anew."""
+    scope.deadline = min(until, trio.current_time() + idle_s)
 
 
 def _size(path: Path) -> int | None:

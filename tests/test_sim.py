@@ -14,30 +14,26 @@ from hypothesis import strategies as st
 from jobs import Run, runner, start
 from simulated import canonical, of, sim_job, simulate
 from test_job import problems
-from trio.testing import MockClock
 
 from runner.connection import Connection
 from runner.draws import Draw, LogNormal
 from runner.errors import ConnectionLostError, TransferError
 from runner.sharing import SharedLine
 from runner.simjob import Fault, Sim
-from runner.simtime import in_thread, instants, simulated
-from runner.simtime import simulate as take_for_simulated
+from runner.simtime import Clock, in_thread, instants, simulated
 from runner.transports.sim import World
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def timed(work, *args):
+def timed(work, *args, clock: Clock | None = None):
     """Run something in simulated time; return what it returned and the seconds it took."""
-    clock = MockClock(autojump_threshold=0)
 
     async def run():
-        take_for_simulated(clock.jump)
         with trio.fail_after(1e6):
             return await work(*args), trio.current_time()
 
-    return trio.run(run, clock=clock)
+    return trio.run(run, clock=clock or Clock())
 
 
 def test_a_round_takes_exactly_what_the_job_says():
@@ -72,7 +68,7 @@ def test_a_line_is_shared_equally_and_each_goes_on_faster_when_another_is_done()
         ends.append(trio.current_time())
 
     async def run() -> list[float]:
-        line, ends = SharedLine(100.0), []
+        line, ends = SharedLine(100.0, instants()), []
         async with trio.open_nursery() as nursery:
             for begin, size in ((0, 300), (0, 100), (1, 50)):
                 nursery.start_soon(carry, line, begin, size, ends)
@@ -92,7 +88,7 @@ def test_a_line_carries_all_and_never_more_than_it_can(transfers):
             ends.append((begin, size, trio.current_time()))
 
     async def run() -> list:
-        line, ends = SharedLine(1000.0), []
+        line, ends = SharedLine(1000.0, instants()), []
         async with trio.open_nursery() as nursery:
             for begin, size, gives_up in transfers:
                 nursery.start_soon(carry, line, begin, size, gives_up, ends)
@@ -322,12 +318,13 @@ class TestConformance:
 
     def run(self, work, folder: Path, *faults: Fault):
         sim = Sim(params_bytes=10, faults=faults, train_s=Draw(lognormal=LogNormal(median=5, sigma=1)))
-        world = World(sim, 1, folder, folder / "scratch")
+        clock = Clock()
+        world = World(sim, 1, folder, folder / "scratch", clock)
 
         async def go() -> None:
             await work(await world.connect(0))
 
-        return timed(go)[1]
+        return timed(go, clock=clock)[1]
 
     @pytest.mark.parametrize("name", ESCAPES)
     def test_a_name_never_leaves_the_folder(self, tmp_path: Path, name: str):

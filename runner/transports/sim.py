@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from runner.errors import ConnectionLostError, TransferError, WorkerError
 from runner.job import Command
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
-from runner.simtime import instants
+from runner.simtime import Clock
 
 Given = TypeVar("Given")
 
@@ -52,17 +53,21 @@ class World:
         seed: the job's.
         folder: where relative paths of the job start.
         scratch: a folder of this machine for files of weights; made if need be.
+        clock: whose time it is.
         began_s: time of the run at which the clock shows 0, in seconds.
     """
 
-    def __init__(self, sim: Sim, seed: int, folder: Path, scratch: Path, began_s: float = 0.0) -> None:
+    def __init__(  # noqa: PLR0917 - what they are says in which place they belong
+        self, sim: Sim, seed: int, folder: Path, scratch: Path, clock: Clock, began_s: float = 0.0
+    ) -> None:
+        self.clock = clock
         self.sim = sim
         self.seed = seed
         self.began_s = began_s
         self.round = 0
         self.attempt = 1
-        self.up = SharedLine(sim.uplink_bytes_per_s or math.inf)
-        self.down = SharedLine(sim.downlink_bytes_per_s or math.inf)
+        self.up = SharedLine(sim.uplink_bytes_per_s or math.inf, clock)
+        self.down = SharedLine(sim.downlink_bytes_per_s or math.inf, clock)
         self.train_s = Sampler(sim.train_s, folder)
         self._once = {
             name: Sampler(given, folder)
@@ -71,14 +76,14 @@ class World:
         }
         self._scratch = scratch
         self._workers: dict[int, SimConnection] = {}
-        self._made: dict[tuple[int, str], Path] = {}
+        self._made: dict[tuple[int, str], tuple[Path, int]] = {}
         self._params: dict[int, Path] = {}
 
     def __call__(self, event: Mapping[str, object]) -> None:
         """Take an event of the log."""
         if event["kind"] == "round_start":
             self.round, self.attempt = int(str(event["round"])), int(str(event["attempt"]))
-            for path in self._made.values():
+            for path, _ in self._made.values():
                 path.unlink(missing_ok=True)
             self._made.clear()
             self._params.clear()
@@ -109,7 +114,7 @@ class World:
 
     def now_s(self) -> float:
         """Return the seconds since the run began."""
-        return trio.current_time() + self.began_s
+        return self.clock.now + self.began_s
 
     def pushed(self, source: Path, target: str) -> int:
         """Take that a file was pushed; return the size it is taken for.
@@ -118,18 +123,18 @@ class World:
             TransferError: it is no file.
         """
         try:
-            size = os.stat(source).st_size  # noqa: PTH116 - half the time of Path.stat, 200,000 times
+            found = os.stat(source)  # noqa: PTH116 - half the time of Path.stat, 200,000 times
         except OSError as e:
             raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
-        if not source.is_file():
+        if not stat.S_ISREG(found.st_mode):
             raise TransferError(f"can't push {source} to {target}: it is no regular file")
         if target.startswith("params-"):
             self._params[self.round] = source
             return self.sim.params_bytes
-        return size
+        return found.st_size
 
-    def weights(self, rank: int, kind: str) -> Path:
-        """Return a file of weights: those of a rank, or wrong ones of a kind, made on first use.
+    def weights(self, rank: int, kind: str) -> tuple[Path, int]:
+        """Return a file of weights and its size: those of a rank, or wrong ones of a kind.
 
         Raises:
             WorkerError: no params were pushed to make them of.
@@ -142,7 +147,7 @@ class World:
             self._scratch.mkdir(parents=True, exist_ok=True)
             path = self._scratch / f"weights-{self.round:04}-{key[0]}-{kind or 'good'}{params.suffix}"
             _make_weights(params, path, [self.seed, self.round, key[0]], kind)
-            self._made[key] = path
+            self._made[key] = path, path.stat().st_size
         return self._made[key]
 
 
@@ -177,7 +182,7 @@ class SimConnection:
             ConnectionLostError: it can't be reached.
         """
         self._begin()
-        await self._reachable(_sleep, self._latency_s)
+        await self._reachable(self._sleep, self._latency_s)
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Let the time pass that a file takes to the worker."""
@@ -201,7 +206,7 @@ class SimConnection:
         await self._travel("pull", taken, self._world.down)
         try:
             if weights:
-                _link(self._world.weights(self._rank, self._good), target)
+                _link(self._world.weights(self._rank, self._good)[0], target)
             else:
                 target.write_text(self._report())
         except OSError as e:
@@ -230,7 +235,7 @@ class SimConnection:
         self._good = struck.fault.what if struck is not None and struck.fault.what in _BAD_WEIGHTS else ""
         for name in expect:
             if name.startswith("weights-"):
-                self._ready[name] = self._world.weights(self._rank, self._good).stat().st_size
+                self._ready[name] = self._world.weights(self._rank, self._good)[1]
             elif self._samples is not None:
                 self._ready[name] = len(self._report())
         return Ended(0, dict(self._ready))
@@ -289,17 +294,21 @@ class SimConnection:
         """Let training take its time, with what strikes it; say whether it came to its end."""
         what = struck.fault.what if struck is not None else ""
         if struck is not None and what in {"crash", "hang"}:
-            await _sleep(train_s * struck.after)
+            await self._sleep(train_s * struck.after)
             if what == "hang":
                 await trio.sleep_forever()
             return False
-        await _sleep(train_s * (struck.fault.factor if struck is not None and what == "slow" else 1.0))
+        await self._sleep(train_s * (struck.fault.factor if struck is not None and what == "slow" else 1.0))
         return True
+
+    async def _sleep(self, seconds: float) -> None:
+        clock = self._world.clock
+        await clock.sleep_until(clock.now + seconds)
 
     async def _carry(self, size: float, line: SharedLine, factor: float = 1.0) -> None:
         """Wait as long as bytes take: the longer of their share of the coordinator's line and their own."""
         own_s = size / self._bytes_per_s if self._bytes_per_s else math.inf
-        until = trio.current_time() + (self._latency_s + own_s) * factor
+        until = self._world.clock.now + (self._latency_s + own_s) * factor
         await line.carry(size, until)
 
     async def _reachable(self, do: Callable[..., Awaitable[Given]], *args: object) -> Given:
@@ -313,7 +322,7 @@ class SimConnection:
         at, fault = self._lost_at()
         left = at - self._world.now_s()
         if left > 0:
-            with trio.move_on_at(trio.current_time() + left):
+            with trio.move_on_at(self._world.clock.now + left):
                 return await do(*args)
         raise self._lost(fault, "the worker vanished" if fault == "vanish" else "the network is partitioned")
 
@@ -341,10 +350,6 @@ class SimConnection:
         error = ConnectionLostError(said)
         error.injected = self.injected = fault
         return error
-
-
-async def _sleep(seconds: float) -> None:
-    await instants().sleep_until(trio.current_time() + seconds)
 
 
 def _link(source: Path, target: Path) -> None:
