@@ -16,7 +16,7 @@ done
 analyze sql --runs "$folder/runs" --format markdown "
     SELECT job_name AS \"push, pull\",
            (SELECT string_agg(printf('%.3f', value), ' ' ORDER BY round) FROM metrics m
-            WHERE m.run = r.run AND source = 'coordinator' AND name = 'accuracy') AS \"accuracy, round by round\",
+            WHERE m.run = r.run AND rank IS NULL AND name = 'accuracy') AS \"accuracy, round by round\",
            (SELECT printf('%.2f', sum(size_bytes) / 1e6) FROM spans s
             WHERE s.run = r.run AND regexp_matches(path, '^(params|weights)-')) AS MB
     FROM runs r ORDER BY run"
