@@ -20,6 +20,7 @@ import duckdb
 from analyze import export, told
 from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
+from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
 from analyze.report import gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
@@ -323,14 +324,32 @@ def _show_schema() -> None:
 @click.argument("logs", nargs=-1)
 @_runs
 @_width
-def runs(logs: tuple[str, ...], folder: str, width: int | None) -> None:
-    """List runs, a line each; LOGS are logs or folders with logs."""
+@click.option("--whole", is_flag=True, help="Read every log to its end, and tell what is damaged.")
+def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) -> None:
+    """List runs, a line each; LOGS are logs or folders with logs.
+
+    Of a log that looks as it should, its head and its tail are read: damage in between shows with --whole,
+    and in all other commands.
+    """
     paper = _paper(width)
-    with _logs(_found(logs, folder)) as database:
-        made = told.runs_table(database.rows("SELECT * FROM runs ORDER BY run, run_no"))
-        click.echo(
-            joined(table(made.columns, made.rows, width=paper.width if paper.wrap else None)), nl=False
-        )
+    paths = _found(logs, folder)
+    rows, left = ([], paths) if whole else glanced(paths)
+    code = 0
+    if left:
+        try:
+            with _logs(left) as database:
+                rows += database.rows("SELECT * FROM runs")
+        except click.exceptions.Exit as e:
+            code = e.exit_code
+        except NothingUsableError as e:
+            if not rows:
+                raise
+            _say(f"warning: {e}")
+            code = DAMAGED
+    made = told.runs_table(sorted(rows, key=lambda row: (row["run"], row["run_no"])))
+    click.echo(joined(table(made.columns, made.rows, width=paper.width if paper.wrap else None)), nl=False)
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 @cli.command()

@@ -86,6 +86,11 @@ def chunks(file: BinaryIO, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
         yield last
 
 
+def chunk_of(text: bytes) -> Chunk:
+    """Return lines, the last without its newline, as if they were all there is."""
+    return _chunk(1, 0, text)
+
+
 def _chunk(number: int, offset: int, text: bytes) -> Chunk:
     newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n"))
     made = Chunk(number, offset, text, np.append(0, newlines + 1), np.append(newlines, len(text)))

@@ -313,7 +313,8 @@ WITH started AS (
     FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
 ended AS (
     SELECT run_no, status, reason, params_path -- arg_max passes over nulls, and would tell of an earlier end
-    FROM store.events WHERE kind = 'run_end' QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY seq DESC) = 1),
+    FROM store.events WHERE kind IN ('run_end', 'run_resume') -- what was gone on with has not ended
+    QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY seq DESC) = 1 AND kind = 'run_end'),
 span AS ( -- a version 0 log doesn't say when its clock was zero
     SELECT run_no, arg_min(ts, seq) AS began, if(any_value(newest_version) = 0, min(t_us), 0) AS zero_us,
            max(t_us) AS end_us, count(*) AS events, max(v) AS version,
