@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 import trio
 from msgspec import structs
 from rich.console import Console
@@ -107,7 +108,7 @@ def start(  # noqa: PLR0917 - click gives them by name
         secrets=loaded.secrets.values(),
         listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, simulation=simulation, chaos=given, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, quiet=quiet)
 
 
 @cli.command()
@@ -292,13 +293,14 @@ def _execute(
     *,
     past: Past | None = None,
     simulation: Simulation | None,
-    chaos: Chaos | None = None,
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
     connect = _connector(loaded, folder) if simulation is None else simulation.connect
-    if chaos is not None:
-        connect = Injector(chaos, loaded.job.total_nodes, connect).connect
+    if loaded.chaos is not None:
+        chaos = msgspec.convert(loaded.chaos, Chaos)
+        began_s = recorder.now_us() / 1e6
+        connect = Injector(chaos, loaded.job.total_nodes, connect, began_s).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None
