@@ -176,12 +176,15 @@ class ChaosConnection:
     ) -> Ended:
         """Execute, and be struck."""
         strike: Callable[[signal.Signals], bool] | None = getattr(self._connection, "strike", None)
-        return await self._struck(
+        ended = await self._struck(
             lambda: self._connection.exec(
                 command, env=env, output=output, remove=remove, expect=expect, stdin=stdin
             ),
             strike,
         )
+        if self._injected == "kill" and ended.exit_code == 0:
+            self._injected = None  # the command had ended just before: nothing was struck
+        return ended
 
     async def close(self, *, done: bool = False) -> None:
         """Close what is wrapped."""

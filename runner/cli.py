@@ -16,7 +16,7 @@ from functools import partial
 from importlib.resources import files
 from itertools import count as count_from
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
+_UNREAD: list[TextIO] = []
+"""What stands in for a stderr that nobody reads."""
 _ENDLESS = 1 << 20
 """Columns of what is no terminal: a line stays one, for grep."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -316,6 +318,8 @@ def _execute(
     finally:
         for shown in recorder.listeners:
             shown.close()
+            if isinstance(shown, Background) and shown.stuck:
+                _leave_stderr()
     if failure is not None or (result is not None and result.status == "failed"):
         _error(f"the run failed: {failure or (result and result.reason)}")
     if result is not None and not quiet and result.params is not None:
@@ -394,6 +398,12 @@ def _hint(text: str) -> None:
     _say(f"hint: {text}")
 
 
+def _leave_stderr() -> None:
+    """Say no more on stderr, whose reader doesn't read: what waits for it would wait for ever."""
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - stays open to the end
+    _UNREAD.append(sys.stderr)
+
+
 def _open_standard_streams() -> None:
     """Give streams that were closed to /dev/null, or else the log would become one of them."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -405,6 +415,16 @@ def _open_standard_streams() -> None:
 
 def main() -> None:
     """Run the command line and exit: 2 for wrong usage or job file, 1 for a run that failed."""
+    try:
+        _main()
+    except SystemExit as e:
+        if _UNREAD:  # Python would wait at its exit for the thread that waits for the reader
+            sys.stdout.flush()
+            os._exit(e.code if isinstance(e.code, int) else 1)
+        raise
+
+
+def _main() -> None:
     _open_standard_streams()
     try:
         cli.main(standalone_mode=False)
