@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-STATES = ("push", "train", "pull", "aggregate", "eval", "dead", "wait")
+STATES = ("push", "train", "pull", "aggregate", "eval", "dead", "rejected", "wait")
 """Every state, in the order of the legend."""
+IDLE = frozenset({"rejected", "wait"})
+"""Nothing is done; drawn thin, and gives way to what is."""
+_SELDOM = frozenset({"eval", "rejected"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,9 @@ def charts(rounds: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, 
 
 
 def states_of(made: Iterable[Chart]) -> list[str]:
-    """Return the states of a legend: all, but evaluation only where there was some."""
+    """Return the states of a legend: all, but evaluation and rejected only where there was some."""
     seen = {bar.state for chart in made for lane in chart.lanes for bar in lane.bars}
-    return [state for state in STATES if state != "eval" or state in seen]
+    return [state for state in STATES if state not in _SELDOM or state in seen]
 
 
 def cells(bars: Sequence[Bar], start_us: int, end_us: int, width: int) -> list[str | None]:
@@ -119,7 +122,7 @@ def cells(bars: Sequence[Bar], start_us: int, end_us: int, width: int) -> list[s
                 most[cell], owner[cell] = share, i
     count: Counter[int | None] = Counter(owner)
     for i, bar in enumerate(bars):
-        if bar.state == "wait" or count[i]:
+        if bar.state in IDLE or count[i]:
             continue
         middle = int(((bar.start_us + bar.end_us) / 2 - start_us) * width / total)
         free = _nearest_free(owner, count, bars, min(max(middle, 0), width - 1))
@@ -138,7 +141,7 @@ def _nearest_free(
             if not 0 <= cell < len(owner):
                 continue
             i = owner[cell]
-            if i is None or bars[i].state == "wait" or count[i] > 1:
+            if i is None or bars[i].state in IDLE or count[i] > 1:
                 return cell
     return None
 

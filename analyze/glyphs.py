@@ -16,6 +16,7 @@ SETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "aggregate": "◆",
                 "eval": "◇",
                 "dead": "╳",  # noqa: RUF001 - a line drawing, as meant
+                "rejected": "!",
                 "wait": "·",
                 "axis": "─",
                 "tick": "┬",
@@ -29,6 +30,7 @@ SETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "aggregate": "⢾",
                 "eval": "⠭",
                 "dead": "x",
+                "rejected": "!",
                 "wait": ".",
                 "axis": "-",
                 "tick": "+",
@@ -42,6 +44,7 @@ SETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "aggregate": "■",
                 "eval": "E",
                 "dead": "x",
+                "rejected": "!",
                 "wait": "·",
                 "axis": "─",
                 "tick": "┬",
@@ -55,6 +58,7 @@ SETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "aggregate": "A",
                 "eval": "E",
                 "dead": "x",
+                "rejected": "!",
                 "wait": ".",
                 "axis": "-",
                 "tick": "+",
@@ -72,6 +76,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "aggregate": "yellow",
         "eval": "magenta",
         "dead": "red",
+        "rejected": "red",
         "wait": "bright_black",
     }
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from analyze.gantt import Chart, ticks
+from analyze.gantt import IDLE, Chart, ticks
 from analyze.terminal import Column
 from analyze.told import Table
 from schemas.text import duration, number, printable, size
@@ -102,7 +102,7 @@ def _round_marks(charts: Sequence[Chart], x: Any) -> list[tuple[float, str]]:
 
 
 def _place(bar: Any, row: int, pitch: int, x: Any) -> tuple[float, float, float, float]:
-    thin = bar.state == "wait"
+    thin = bar.state in IDLE
     height = pitch * (0.3 if thin else 0.8)
     left = x(bar.start_us)
     wide = max(round(x(bar.end_us) - left, 2), 0 if thin else 0.8)

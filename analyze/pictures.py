@@ -20,7 +20,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
-from analyze.gantt import Chart, states_of
+from analyze.gantt import IDLE, Chart, states_of
 from analyze.told import metric_names
 from schemas.text import printable
 
@@ -31,6 +31,7 @@ COLOURS = {
     "aggregate": "#e69f00",
     "eval": "#cc79a7",
     "dead": "#d55e00",
+    "rejected": "#d55e00",
     "wait": "#d9d9d9",
 }
 """Told apart by people who see colours differently (Okabe and Ito)."""
@@ -144,11 +145,11 @@ def _draw_bars(
     for chart in charts:
         for lane in chart.lanes:
             for bar in lane.bars:
-                wide = max((bar.end_us - bar.start_us) / 1e6, least if bar.state != "wait" else 0)
+                wide = max((bar.end_us - bar.start_us) / 1e6, least if bar.state not in IDLE else 0)
                 boxes.setdefault(bar.state, []).append((bar.start_us / 1e6, rows[lane.rank], wide))
     codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
-    for state in ("wait", "train", "dead", "push", "pull", "eval", "aggregate"):
-        half = 0.16 if state == "wait" else 0.38
+    for state in ("wait", "rejected", "train", "dead", "push", "pull", "eval", "aggregate"):
+        half = 0.16 if state in IDLE else 0.38
         points = [
             corner
             for x, y, w in boxes.get(state, ())
@@ -267,13 +268,28 @@ def where_time_went(
 
 
 def noted(make: Callable[[Theme], Figure], note: str) -> Callable[[Theme], Figure]:
-    """Return what draws the same figure with a note below it."""
+    """Return what draws the same figure with a note above it."""
 
     def draw(theme: Theme) -> Figure:
         figure = make(theme)
-        width = int(figure.get_figwidth() * 14)
-        text = textwrap.fill(printable(note), width)
-        figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=theme.ink, fontweight="bold")
+        lines = textwrap.wrap(printable(note), int(figure.get_figwidth() * 14))
+        width, height = figure.get_size_inches()
+        room = 0.18 * len(lines) + 0.08
+        figure.set_size_inches(width, height + room)
+        if title := figure.get_suptitle():  # makes its own room
+            text = "\n".join([*lines, title])
+            figure.suptitle(text, color=theme.ink, fontsize=10, x=0.01, ha="left")
+            return figure
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, height / (height + room)))
+        figure.text(
+            0.01,
+            1 - 0.05 / height,
+            "\n".join(lines),
+            va="top",
+            fontsize=8,
+            color=theme.ink,
+            fontweight="bold",
+        )
         return figure
 
     return draw

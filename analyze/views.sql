@@ -29,7 +29,7 @@ GROUP BY ALL;
 
 CREATE TABLE store.placed AS
 SELECT e.run_no, e.round, CASE WHEN e.round IS NOT NULL THEN coalesce(s.attempt, 1) END AS attempt, e.seq, e.kind,
-       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.exit_code, e.output_tail, e.output_path,
+       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.plain_bytes, e.exit_code, e.output_tail, e.output_path,
        e.error, e.attempt AS try, e.command
 FROM store.events e
 ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
@@ -50,12 +50,12 @@ open AS (
     WHERE m.kind LIKE '%\_start' ESCAPE '\' AND m.next_same IS DISTINCT FROM replace(m.kind, '_start', '')),
 every AS (
     SELECT run_no, round, attempt, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us,
-           duration_us, false AS open, path, size_bytes, reused, exit_code, output_tail, output_path, error, try
+           duration_us, false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, try
     FROM store.placed WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
     UNION ALL
     SELECT run_no, round, attempt, seq, base, rank, t_us, greatest(coalesce(until_us, session_us), t_us),
            greatest(coalesce(until_us, session_us), t_us) - t_us, true, coalesce(path, command), NULL, NULL, NULL,
-           NULL, NULL, NULL, try
+           NULL, NULL, NULL, NULL, try
     FROM open)
 SELECT *, CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
        error IS NOT NULL OR (kind = 'exec' AND coalesce(exit_code, 0) <> 0) AS failed
@@ -177,9 +177,10 @@ pieces AS (
            from_us AS start_us, end_us
     FROM walked
     UNION ALL  -- after a span, to the next or to the round's end
-    SELECT run_no, round, attempt, rank, NULL, CASE WHEN failed THEN 'dead' ELSE 'wait' END, NULL, false,
-           greatest(end_us, from_us), coalesce(next_us, round_end_us)
-    FROM walked
+    SELECT run_no, round, attempt, rank, NULL,
+           CASE WHEN failed THEN 'dead' WHEN next_us IS NULL AND w.state = 'rejected' THEN 'rejected' ELSE 'wait' END,
+           NULL, false, greatest(end_us, from_us), coalesce(next_us, round_end_us)
+    FROM walked LEFT JOIN store.worker_rounds w USING (run_no, round, attempt, rank)
     UNION ALL  -- before the first
     SELECT run_no, round, attempt, rank, NULL, CASE WHEN before_failed THEN 'dead' ELSE 'wait' END, NULL, false,
            round_start_us, start_us
@@ -238,7 +239,7 @@ SELECT file, 'cut off', 1, lines, cut FROM store.logs WHERE cut IS NOT NULL;
 CREATE VIEW spans AS
 SELECT u.run, s.run_no, s.round, s.attempt, s.rank, s.kind, s.phase, s.start_us / 1e6 AS start_s, s.end_us / 1e6 AS end_s,
        s.duration_us / 1e6 AS duration_s, s.start_us, s.end_us, s.duration_us, s.failed, s.open, s.path, s.size_bytes,
-       s.reused, s.exit_code, s.output_tail, s.output_path, s.error, s.try, s.seq
+       s.reused, s.plain_bytes, s.exit_code, s.output_tail, s.output_path, s.error, s.try, s.seq
 FROM store.spans s JOIN store.runs u USING (run_no);
 
 CREATE VIEW segments AS
@@ -268,14 +269,14 @@ WITH shares AS (
            coalesce(sum(end_us - start_us) FILTER (state = 'push'), 0)::BIGINT AS push_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'train'), 0)::BIGINT AS train_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'pull'), 0)::BIGINT AS pull_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'wait'), 0)::BIGINT AS idle_us,
+           coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS idle_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 central AS (
     SELECT w.run_no, w.round, w.attempt, c.phase,
            sum(greatest(least(w.end_us, c.end_us) - greatest(w.start_us, c.start_us), 0))::BIGINT AS us
     FROM store.segments w JOIN store.segments c USING (run_no, round, attempt)
-    WHERE w.rank IS NOT NULL AND w.state = 'wait' AND c.rank IS NULL AND c.phase IN ('aggregate', 'eval') GROUP BY ALL),
+    WHERE w.rank IS NOT NULL AND w.state IN ('wait', 'rejected') AND c.rank IS NULL AND c.phase IN ('aggregate', 'eval') GROUP BY ALL),
 split AS (
     SELECT run_no, round, attempt, coalesce(sum(us) FILTER (phase = 'aggregate'), 0)::BIGINT AS aggregate_us,
            coalesce(sum(us) FILTER (phase = 'eval'), 0)::BIGINT AS eval_us
@@ -366,7 +367,7 @@ work AS (
            median(train_us) FILTER (state = 'survived') AS median_train_us
     FROM store.worker_rounds GROUP BY ALL),
 states AS (
-    SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state = 'wait'), 0)::BIGINT AS wait_us,
+    SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS wait_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 known AS (SELECT run_no, rank FROM places UNION SELECT run_no, rank FROM work)
@@ -568,6 +569,7 @@ COMMENT ON COLUMN spans.open IS 'begun and without an end in the log; drawn up t
 COMMENT ON COLUMN spans.path IS 'file that travelled, or the command where the span is open';
 COMMENT ON COLUMN spans.size_bytes IS 'size of the file';
 COMMENT ON COLUMN spans.reused IS 'bytes that were there already';
+COMMENT ON COLUMN spans.plain_bytes IS 'size of the file it stands for, where it travelled encoded';
 COMMENT ON COLUMN spans.exit_code IS 'of the command; negative: the signal';
 COMMENT ON COLUMN spans.output_tail IS 'last line the command printed';
 COMMENT ON COLUMN spans.output_path IS 'file with all it printed, relative to the log';
@@ -582,7 +584,7 @@ COMMENT ON COLUMN segments.nth IS 'place of this try of the round in the run, fr
 COMMENT ON COLUMN segments.round IS 'round, from 0';
 COMMENT ON COLUMN segments.attempt IS 'which try of the round, from 1';
 COMMENT ON COLUMN segments.rank IS 'worker, from 0; null: the coordinator';
-COMMENT ON COLUMN segments.state IS 'push, train, pull, aggregate, eval, wait (nothing to do) or dead (a failed span and all after it until the worker''s next)';
+COMMENT ON COLUMN segments.state IS 'push, train, pull, aggregate, eval, wait (nothing to do), rejected (the same, its weights kept out) or dead (a failed span and all after it until the worker''s next)';
 COMMENT ON COLUMN segments.phase IS 'push, train, pull, aggregate or eval';
 COMMENT ON COLUMN segments.open IS 'begun and without an end in the log; drawn up to the last event';
 COMMENT ON COLUMN segments.start_s IS 'when it began, seconds since the run began';

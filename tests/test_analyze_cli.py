@@ -214,12 +214,16 @@ def test_damage_is_3_and_shown(analyze, demo, command):
     with demo.open("ab") as file:
         file.write(b"garbage\n")
     arguments = ("sql", "FROM damage", demo) if command == "sql" else (command, demo)
-    code, out, _ = analyze(*arguments)
+    code, out, err = analyze(*arguments)
     assert code == 3
     if command in {"report", "summary", "sql"}:
         assert "not JSON" in out
+    if command not in {"report", "summary"}:
+        assert "damaged log: 1 line not JSON; spans, bytes and metrics may be missing" in err
     if command == "report":
         assert "The log is damaged." in demo.with_suffix(".html").read_text()
+        for picture in ("timeline", "metrics", "time"):
+            assert "damaged log: 1 line not JSON" in demo.with_suffix(f".{picture}.svg").read_text()
 
 
 def test_a_newer_version_is_read_with_a_warning_that_names_it(analyze, demo):

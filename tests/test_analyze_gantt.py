@@ -88,7 +88,7 @@ def test_east_asian_terminals_get_glyphs_of_certain_width(monkeypatch):
 @pytest.mark.parametrize("name", SETS)
 def test_states_are_told_apart_without_colour(name):
     states = [glyph for key, glyph in SETS[name].items() if key not in {"axis", "tick"}]
-    assert len(set(states)) == len(states) == 7
+    assert len(set(states)) == len(states) == 8
     assert all(len(glyph) == 1 for glyph in SETS[name].values())
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import fcntl
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import logs
 import pytest
-from logs import Log, Turn, play_round
+from logs import SHA, Log, Turn, play_round
 
 from analyze import lazy
 from analyze.database import Database, empty, opened
 from analyze.glyphs import SETS
 from analyze.report import gantt_lines, stories, summary_lines
 from analyze.terminal import Paper
+from schemas.events import BODIES
 
 
 @contextmanager
@@ -125,12 +129,12 @@ def test_a_failed_span_is_dead_until_the_workers_next_span(tmp_path):
 def test_failed_transfers_and_reused_bytes_are_not_counted(tmp_path):
     log = started(workers=1)
     log.round_start(0)
-    for fields in (
+    for given in (
         logs.transfer(0.1, size=1000, error="cut"),
         logs.transfer(0.1, size=1000, attempt=2, reused=300),
     ):
         log.t += 0.1
-        log.add("push", 0, 0, **fields)
+        log.add("push", 0, 0, **given)
     log.round_end(0, 0)
     assert ask(log, tmp_path, "SELECT bytes_up, failures FROM rounds") == [(700, 1)]
 
@@ -303,3 +307,54 @@ def test_no_view_joins_every_row_with_every_other(tmp_path):
 def test_tables_are_filled_however_a_query_names_them(tmp_path, query):
     with opened([logs.demo().write(tmp_path)]) as database:
         assert database.execute(query).fetchone() == (9,)
+
+
+def _filled(hint: Any) -> Any:
+    """Return a value that a field of a type may have, and that is not null, 0 or empty."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        pattern = next((m.pattern for m in inner[1:] if getattr(m, "pattern", None)), None)
+        return SHA if pattern else _filled(inner[0])
+    if origin is Literal:
+        return inner[0]
+    if origin in {Union, UnionType}:
+        return _filled(next(one for one in inner if one is not type(None)))
+    if origin is list:
+        return [_filled(inner[0])]
+    if origin is dict:
+        return {"name": _filled(inner[1])}
+    return {int: 3, float: 0.5, str: "text", bool: True, Any: "anything"}[hint]
+
+
+def test_a_log_that_has_every_field_loads_without_a_reject(tmp_path: Path):
+    """A field that is new in the contract and not in the tables is noticed here."""
+    log = Log()
+    wanted: dict[str, set[str]] = {}
+    for body in BODIES:
+        hints = get_type_hints(body, include_extras=True)
+        made = {field.name: _filled(hints[field.name]) for field in fields(body)}
+        log.add(body.kind, 0, 1, overflow_path="x/event-1.json", **made)
+        wanted[body.kind] = set(made)
+    with database_of(log, tmp_path) as database:
+        assert database.rows("FROM rejects") == []
+        assert [log.damaged for log in database.logs] == [False]
+        for row in database.rows("FROM events"):
+            assert row["extra"] is None, row["kind"]
+            assert {name for name in wanted[row["kind"]] if row[name] is None} == set(), row["kind"]
+
+
+def test_a_worker_whose_weights_were_kept_out_is_told_from_one_that_waits(tmp_path: Path):
+    log = started(workers=2, rounds=1)
+    play_round(log, 0, {0: Turn(reject=("nonfinite", "nan")), 1: Turn(train=1.0)}, evaluate=False)
+    with database_of(log, tmp_path) as database:
+        after = database.rows(
+            "SELECT rank, arg_max(state, start_us) AS state FROM segments WHERE rank IS NOT NULL GROUP BY ALL"
+        )
+        assert {row["rank"]: row["state"] for row in after} == {0: "rejected", 1: "wait"}
+        (phases,) = database.rows("FROM phases")
+        states = ("push", "train", "pull", "wait", "dead", "aggregate", "eval")
+        assert sum(phases[f"{state}_us"] for state in states) == phases["total_us"]
+        (story,) = stories(database)
+        drawn = "\n".join(gantt_lines(database, story, Paper(80, SETS["ascii"]), workers=8, wanted=None))
+        assert "! rejected" in drawn
+        assert "!!!" in drawn

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from jobs import environ, runner, start, write_job
 
+from runner import jobfile
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
 
 def rows(job: Path, **options) -> dict[str, str]:
     lines = runner("check", job, **options).stdout.splitlines()
@@ -96,3 +100,11 @@ def test_init_where_it_can_not(tmp_path: Path):
     done = runner("init", tmp_path / "file" / "below", code=1)
     assert done.stderr.startswith("error: ")
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.toml")), ids=lambda path: path.name)
+def test_every_example_is_a_job_or_chaos(path: Path):
+    if path.name == "chaos.toml":
+        jobfile.load_chaos(path)
+    else:
+        jobfile.load(path)

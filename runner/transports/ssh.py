@@ -7,7 +7,6 @@ through the same channel, so that a round costs no shell start. Ending a command
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,9 +24,11 @@ from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.errors import CommandError, ConnectionLostError, TransferError, WorkerError
 from runner.hosts import Host, Ssh
 from runner.job import Command
-from runner.transports import sshscript
-from runner.transports.sshchannel import Shell, lost
+from runner.transports import sshbulk, sshscript
+from runner.transports.sshbulk import BulkShell
+from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
+from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told
 from schemas.text import printable
 
 _AT_ONCE = 8
@@ -35,6 +36,8 @@ _AT_ONCE = 8
 _PATIENCE_S = 5.0
 """How long the far side has to clean up."""
 _INLINE_BYTES = 1 << 20
+_BULK_BYTES = 8_000_000
+"""From this size on a file is worth a login of its own, once."""
 
 
 @asynccontextmanager
@@ -60,6 +63,7 @@ class Machines:
         self.run = run
         self.transfers = trio.CapacityLimiter(ssh.transfers)
         self._keys = HostKeys(keys)
+        self.folder = keys.parent / "ssh"
         self._logins: dict[tuple[str, int | None], trio.CapacityLimiter] = {}
         self._hashes: dict[tuple[str, int, int, int], str] = {}
         self._hashing = trio.Lock()
@@ -72,17 +76,24 @@ class Machines:
             TransferError: the worker's folder can't be made.
         """
         host = self.hosts[rank]
-        place = (host.jump or host.host, host.port)
-        limiter = self._logins.setdefault(place, trio.CapacityLimiter(_AT_ONCE))
-        async with limiter:
+        async with self.logins(host):
             connection = await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
-        made = SshConnection(connection, self, host, rank)
+        try:
+            made = SshConnection(connection, self, host, rank)
+        except OSError as e:
+            connection.abort()
+            raise TransferError(f"can't keep its host key: {e.strerror}") from e
         try:
             await made.begin()
         except BaseException:
             await made.let_go()
             raise
         return made
+
+    def logins(self, host: Host) -> trio.CapacityLimiter:
+        """Return what limits the logins to a server."""
+        place = (host.jump or host.host, host.port)
+        return self._logins.setdefault(place, trio.CapacityLimiter(_AT_ONCE))
 
     async def sha256(self, path: Path, status: os.stat_result) -> str:
         """Return a file's hash; it is computed once for all workers."""
@@ -107,7 +118,11 @@ class SshConnection:
         self._mark = f"{machines.run}.{rank}."
         root = PurePosixPath(host.folder or ".roundlog")
         self._asked_folder = str(root / machines.run / str(rank))
-        self._shell: Shell | None = None
+        self._host = host
+        self._shell: ChannelShell | None = None
+        self._bulk: BulkShell | None = None
+        known_hosts = machines.folder / f"host-key-{rank}"
+        self._bulk_command = sshbulk.command(connection, host, machines.ssh, known_hosts)
         self._lock = trio.Lock()
         self._closed = False
         self.folder = ""
@@ -136,75 +151,83 @@ class SshConnection:
     async def push(self, source: Path, target: str) -> Transferred:
         """Send a file; of a large one, what a cut transfer left is used."""
         name = checked_name(target)
+        said = f"can't push {source} to {target}"
         try:
             status = source.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise TransferError(f"can't push {source}: it is no regular file")
             sha256 = await self._machines.sha256(source, status)
         except OSError as e:
-            raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
+            raise TransferError(f"{said}: {e.strerror}") from e
+        large = status.st_size >= sshscript.RESUMED_BYTES
+        try:
+            if large:
+                async with self._transfer(status.st_size, said) as shell:
+                    sent = await self._put(shell, source, name, status, sha256, resumed=True)
+                    if sent is not None:
+                        return sent
+            async with self._transfer(status.st_size, said) as shell:
+                sent = await self._put(shell, source, name, status, sha256, resumed=False)
+        except trio.Cancelled:  # not cut off, but wanted no more
+            if large:
+                await self._forget(name)
+            raise
+        assert sent is not None  # noqa: S101 - or it has raised
+        return sent
+
+    @asynccontextmanager
+    async def _transfer(self, size: int, said: str) -> AsyncIterator[Shell]:
+        """Give a shell to move a file by; it is ended when the file does not arrive."""
         async with self._machines.transfers, self._lock:
-            shell = await self._ready()
+            shell = await self._ready_for(size)
             try:
-                return await self._put(shell, source, name, status, sha256)
+                yield shell
             except OSError as e:
                 await self._give_up(shell)
-                raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
-            except ConnectionLostError:
+                raise TransferError(f"{said}: {e.strerror}") from e
+            except (ConnectionLostError, trio.Cancelled):
                 await self._give_up(shell)
-                raise
-            except trio.Cancelled:  # not cut off, but wanted no more
-                await self._give_up(shell)
-                if status.st_size >= sshscript.RESUMED_BYTES:
-                    await self._forget(name)
                 raise
 
     async def _put(
-        self, shell: Shell, source: Path, name: str, status: os.stat_result, sha256: str
-    ) -> Transferred:
+        self, shell: Shell, source: Path, name: str, status: os.stat_result, sha256: str, *, resumed: bool
+    ) -> Transferred | None:
+        """Send a file, or what is missing of it; None if what is there turned out to be of another one."""
         there, size = 0, status.st_size
         mode = "700" if status.st_mode & 0o100 else "600"
         word = sshscript.path(name)
-        if size >= sshscript.RESUMED_BYTES:
+        if resumed:
             await shell.ask(f"there {word}")
             there = int((await self._expect(shell, "there"))[1])
             there = there if there < size else 0
-        while True:
-            wanted = sha256 if self.facts.get("hash") != "none" else "size"
-            await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
-            await shell.send_file(source, there, size - there)
-            said = await self._expect(shell, "ok", "bad")
-            if said[0] == "ok":
-                return Transferred(size, there)
-            await self._give_up(shell)
-            if not there:
-                raise TransferError(f"can't push {source} to {name}: {_told(said[1:])}")
-            there = 0  # what was there was of another file
-            shell = await self._ready()
+        wanted = sha256 if self.facts.get("hash") != "none" else "size"
+        await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
+        await shell.send_file(source, there, size - there)
+        said = await self._expect(shell, "ok", "bad")
+        if said[0] == "ok":
+            return Transferred(size, there)
+        await self._give_up(shell)
+        if there:
+            return None
+        raise TransferError(f"can't push {source} to {name}: {told(said[1:])}")
 
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
         """Fetch a file; of a large one, what a cut transfer left is used."""
         name = checked_name(source)
         part = target.with_name(f".{target.name}.part")
-        async with self._machines.transfers, self._lock:
-            shell = await self._ready()
-            try:
-                return await self._get(shell, name, target, part, max_bytes)
-            except OSError as e:
-                await self._give_up(shell)
-                raise TransferError(f"can't pull {source}: {e.strerror}") from e
-            except ConnectionLostError:
-                await self._give_up(shell)
-                raise
-            except trio.Cancelled:
-                await self._give_up(shell)
-                part.unlink(missing_ok=True)
-                raise
-            finally:
-                shell.taken = None
-                with suppress(OSError):
-                    if part.stat().st_size < sshscript.RESUMED_BYTES:
-                        part.unlink()
+        try:
+            async with self._transfer(max_bytes, f"can't pull {source}") as shell:
+                try:
+                    return await self._get(shell, name, target, part, max_bytes)
+                finally:
+                    shell.taken = None
+        except trio.Cancelled:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            with suppress(OSError):
+                if part.stat().st_size < sshscript.RESUMED_BYTES:
+                    part.unlink()
 
     async def _get(self, shell: Shell, name: str, target: Path, part: Path, max_bytes: int) -> Transferred:
         with suppress(FileNotFoundError):
@@ -217,7 +240,7 @@ class SshConnection:
             await shell.ask(f"get {sshscript.path(name)} {max_bytes} {there}")
             said = await self._expect(shell, "raw", "no")
             if said[0] == "no":
-                raise TransferError(f"can't pull {name}: {_refusal(said[1:], max_bytes)}")
+                raise TransferError(f"can't pull {name}: {refusal(said[1:], max_bytes)}")
             if int(said[2]) != there:  # what is here is of another file
                 file.truncate(0)
                 there = 0
@@ -281,7 +304,7 @@ class SshConnection:
             if said[0] == "nostart":
                 raise CommandError(f"can't start {program!r}: no such program over there")
             if said[0] == "stuck":
-                raise CommandError(f"can't remove a file of before: {_told(said[1:])}")
+                raise CommandError(f"can't remove a file of before: {told(said[1:])}")
             pid = int(said[1])
             if started is not None:
                 started()
@@ -300,7 +323,7 @@ class SshConnection:
         sizes = {name: int(size) for name, size in zip(expect, said[3:], strict=False) if size.isdigit()}
         if code in {126, 127} and not isinstance(command, str):
             raise CommandError(f"can't start {program!r}: it can't be executed over there")
-        return Ended(code - 256 if code > 255 else _exit_code(code), sizes)
+        return Ended(code - 256 if code > 255 else exit_code(code), sizes)
 
     async def _kill(self, shell: Shell, pid: int | None) -> None:
         """End a command over a second channel, and wait for the shell to say so."""
@@ -339,6 +362,8 @@ class SshConnection:
         with trio.CancelScope(shield=True):
             with trio.move_on_after(_PATIENCE_S), suppress(WorkerError, ValueError, OSError):
                 shell = self._shell
+                if self._bulk is not None:
+                    await self._bulk.reap()
                 if shell is not None and not self._lock.locked():
                     folder = PurePosixPath(self._asked_folder)
                     mine, of_run = (sshscript.quoted(str(path)) for path in (folder, folder.parent))
@@ -355,7 +380,7 @@ class SshConnection:
             await aio_as_trio(self._connection.wait_closed)()
         self._connection.abort()
 
-    async def _ready(self) -> Shell:
+    async def _ready(self) -> ChannelShell:
         """Return the shell, a new one if there is none."""
         if self._closed:
             raise ConnectionLostError("the connection is closed")
@@ -363,9 +388,44 @@ class SshConnection:
             self._shell = await self._open()
         return self._shell
 
-    async def _open(self) -> Shell:
+    async def _ready_for(self, size: int) -> Shell:
+        """Return the shell that moves so many bytes fastest."""
+        shell = await self._ready()
+        if size < _BULK_BYTES:
+            return shell
+        if self._bulk is None and self._bulk_command is not None:
+            try:
+                self._bulk = await self._open_bulk(self._bulk_command)
+            except ConnectionLostError:
+                if self._shell is None or self._shell.gone.is_set():
+                    raise
+                self._bulk_command = None  # it won't let that client in: no reason to fail
+        shell.companion = self._bulk
+        return shell if self._bulk is None else self._bulk
+
+    async def _open(self) -> ChannelShell:
         """Start a shell; it says what there is over there."""
-        shell = await Shell.open(self._connection, self._mark, self._asked_folder)
+        shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder)
+        self.facts = await self._greeted(shell)
+        return shell
+
+    async def _open_bulk(self, words: list[str]) -> BulkShell:
+        async with self._machines.logins(self._host):
+            shell = await BulkShell.open(words, self._mark, self._asked_folder)
+            try:
+                await self._greeted(shell)
+            except BaseException:
+                await shell.reap()
+                raise
+        return shell
+
+    async def _greeted(self, shell: Shell) -> dict[str, str | int | float]:
+        """Return what a new shell says of the machine.
+
+        Raises:
+            TransferError: the worker's folder can't be made.
+            ConnectionLostError: it doesn't answer.
+        """
         facts: dict[str, str | int | float] = {}
         with trio.move_on_after(self._machines.ssh.connect_s):
             while True:
@@ -373,7 +433,7 @@ class SshConnection:
                 match said[0]:
                     case "nofolder":
                         raise TransferError(
-                            f"can't make the worker's folder {self._asked_folder}: {_told(said[1:])}; "
+                            f"can't make the worker's folder {self._asked_folder}: {told(said[1:])}; "
                             "name another with folder = ..."
                         )
                     case "folder":
@@ -381,16 +441,18 @@ class SshConnection:
                     case "ended":
                         self.ended += int(said[1])
                     case "fact":
-                        _take(facts, said[1], printable(" ".join(said[2:]))[:100])
+                        take_fact(facts, said[1], printable(" ".join(said[2:]))[:100])
                     case "ready":
-                        self.facts = facts
-                        return shell
+                        return facts
         shell.drop()
         raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
 
     async def _give_up(self, shell: Shell) -> None:
         """End a shell in the middle of a transfer; it clears away what isn't whole."""
-        self._shell = None
+        if shell is self._bulk:
+            self._bulk = None
+        else:
+            self._shell = None
         await shell.end(_PATIENCE_S)
 
     async def _forget(self, name: str) -> None:
@@ -415,32 +477,3 @@ async def _feed(shell: Shell, source: trio.MemoryReceiveChannel[bytes], started:
             async for chunk in source:
                 await shell.send(chunk)
         await shell.end(_PATIENCE_S)
-
-
-def _exit_code(code: int) -> int:
-    """Return the exit code as processes have it: a shell says 128 and the signal's number."""
-    ended = code - 128
-    return -ended if ended in set(signal.Signals) else code
-
-
-def _take(facts: dict[str, str | int | float], name: str, value: str) -> None:
-    if name.endswith("_kib"):
-        name, value = name.replace("_kib", "_bytes"), str(int(value) * 1024) if value.isdigit() else ""
-    if value:
-        facts[name] = int(value) if value.isdigit() else value
-
-
-def _refusal(words: list[str], max_bytes: int) -> str:
-    match words[0]:
-        case "such":
-            return "No such file or directory: nothing is there"
-        case "large":
-            return f"it has {words[1]} bytes, more than {max_bytes}"
-        case "regular":
-            return "it is no regular file"
-        case _:
-            return "it can't be read"
-
-
-def _told(words: list[str]) -> str:
-    return printable(" ".join(words).strip())[:200] or "it failed"

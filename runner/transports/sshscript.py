@@ -38,10 +38,14 @@ fi
 if [ "$(printf x | sha256sum 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H=sha256sum
 elif [ "$(printf x | shasum -a 256 2>/dev/null | cut -c1-8)" = 2d711642 ]; then H='shasum -a 256'
 else H=; fi
+G=$H # of large files: with the processor's own instructions where there are some
+[ "$(printf x | openssl dgst -sha256 -r 2>/dev/null | cut -c1-8)" = 2d711642 ] && G='openssl dgst -sha256 -r'
+: "${H:=$G}"
 if command -v setsid >/dev/null 2>&1; then S=setsid; else S=; fi
 P=$(command -v python3 || command -v python || echo python3)
-digest() { if [ -n "$H" ]; then set -- $(ROUNDLOG_PROCESS="$M" $H); echo "$1"
-  else cat >/dev/null; echo none; fi; }
+digest() { # size
+  d=$H; [ "$1" -gt 8000000 ] && d=$G
+  if [ -n "$d" ]; then set -- $(ROUNDLOG_PROCESS="$M" $d); echo "$1"; else cat >/dev/null; echo none; fi; }
 marked() { grep -lsF "ROUNDLOG_PROCESS=$1" /proc/[0-9]*/environ 2>/dev/null |
   while IFS=/ read -r _ _ p _; do kill -9 "$p" 2>/dev/null && echo "$p"; done; }
 endall() { n=0; k=1
@@ -53,7 +57,7 @@ put() { # name, bytes to come, hash, mode, bytes there
   case $d in .) ;; *) e=$(mkdir -p "$d" 2>&1);; esac
   [ "$5" = 0 ] && rm -rf "$p"
   f=$( { take "$2" >>"$p"; } 2>&1 ); x=$?
-  case $x in 0) o=$(digest <"$p");; 137) o=killed;; *) e="$e $f"; o=;; esac # killed by a later shell
+  case $x in 0) o=$(digest $(($2 + $5)) <"$p");; 137) o=killed;; *) e="$e $f"; o=;; esac # by a later shell
   [ "$o" = none ] && { s=$(wc -c <"$p"); [ $((s)) -eq $(($2 + $5)) ] && o=$3; }
   if [ -n "$e" ] || [ "$o" != "$3" ]; then
     s=$(wc -c <"$p" 2>/dev/null)
@@ -72,7 +76,7 @@ get() { # name, most bytes, bytes there
   say raw "$((s - o))" "$o"
   if [ "$o" = 0 ]; then cat "$1" /dev/zero 2>/dev/null | take "$s"
   else { tail -c "+$((o + 1))" "$1"; cat /dev/zero; } 2>/dev/null | take "$((s - o))"; fi
-  say sum "$s" "$(digest <"$1")"
+  say sum "$s" "$(digest "$s" <"$1")"
 }
 size() { if [ -f "$1" ] && [ ! -L "$1" ]; then s=$(wc -c <"$1"); r="$r $((s))"; else r="$r -"; fi; }
 sizes() { r=; for f; do size "$f"; done; }
@@ -81,7 +85,7 @@ left() { [ -z "$S" ] || kill -9 "-$1" 2>/dev/null; }
 F=@FOLDER@
 e=$( { cd && mkdir -p -m 700 "$F" && cd "$F" && [ -w . ]; } 2>&1 ) || { say nofolder "$(flat "$e")"; exit 1; }
 cd; cd "$F"
-endall
+@SWEEP@
 say folder "$(pwd -P)"
 say ended "$n"
 say fact hash "${H:-none}"
@@ -98,15 +102,20 @@ while IFS= read -r L; do eval "$L"; done
 """
 
 
-def script(token: str, mark: str, folder: str) -> bytes:
+def script(token: str, mark: str, folder: str, *, sweep: bool = True) -> bytes:
     """Return what ``/bin/sh`` is fed with to serve a worker.
 
     Args:
         token: begins all that it says; letters and digits.
         mark: value of ``ROUNDLOG_PROCESS`` for its processes; leftovers that have it are ended first.
         folder: the worker's, absolute or relative to the home folder.
+        sweep: whether to end leftovers; not beside another shell of the worker.
     """
-    text = _SCRIPT.replace("@TOKEN@", token).replace("@MARK@", quoted(mark))
+    text = (
+        _SCRIPT.replace("@SWEEP@", "endall" if sweep else "n=0")
+        .replace("@TOKEN@", token)
+        .replace("@MARK@", quoted(mark))
+    )
     return text.replace("@FOLDER@", quoted(folder)).replace("@RESUMED@", str(RESUMED_BYTES)).encode()
 
 

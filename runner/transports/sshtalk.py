@@ -1,0 +1,164 @@
+"""A shell on the far side that runs the script: sorts what it says from what it prints; knows no channel."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from runner.connection import Sink
+from runner.errors import ConnectionLostError
+from schemas.text import printable
+
+_MAX_LINE_BYTES = 1 << 16
+_COMPLAINT_BYTES = 2000
+
+
+class Shell(ABC):
+    """A shell that runs the script; one request at a time.
+
+    Args:
+        token: what it begins its lines with.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._marker = f"{token} ".encode()
+        self._held = b""
+        self._messages: deque[list[str]] = deque()
+        self._raw_left = 0
+        self._failure: Exception | None = None
+        self._complaint = b""
+        self.gone = trio.Event()
+        """Set when it has ended."""
+        self.sink: Sink | None = None
+        """Takes what is printed."""
+        self.taken: Callable[[bytes], object] | None = None
+        """Takes the data that it sends."""
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Send some bytes, when there is room.
+
+        Raises:
+            ConnectionLostError: the shell is gone.
+        """
+
+    @abstractmethod
+    async def send_file(self, source: Path, offset: int, count: int) -> None:
+        """Send so many bytes of a file; as many zeros where it has become shorter."""
+
+    @abstractmethod
+    async def end(self, patience_s: float) -> None:
+        """Let it read to the end of its input and leave; after a time, close the channel."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Close the channel at once."""
+
+    @abstractmethod
+    async def _more(self) -> None:
+        """Wait until there is news."""
+
+    async def hear(self) -> list[str]:
+        """Return the words of the next message.
+
+        Raises:
+            ConnectionLostError: there will be none.
+        """
+        while not self._messages:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            if self.gone.is_set():
+                raise ConnectionLostError(self._last_words())
+            await self._more()
+        return self._messages.popleft()
+
+    async def ask(self, line: str) -> None:
+        """Send a request."""
+        await self.send(line.encode("utf-8", "surrogateescape") + b"\n")
+
+    def _complain(self, data: bytes) -> None:
+        self._complaint = (self._complaint + data)[-_COMPLAINT_BYTES:]
+
+    def _sort(self, data: bytes) -> None:
+        while data:
+            if self._raw_left:
+                piece = data[: self._raw_left]
+                self._raw_left -= len(piece)
+                if self.taken is not None:
+                    self.taken(piece)
+                data = data[len(piece) :]
+                continue
+            data = self._held + data
+            self._held = b""
+            start = data.find(self._marker)
+            if start < 0:
+                keep = _overlap(data, self._marker)
+                self._print(data[: len(data) - keep])
+                self._held = data[len(data) - keep :]
+                return
+            self._print(data[:start])
+            rest = data[start + len(self._marker) :]
+            line, newline, after = rest.partition(b"\n")
+            if not newline and len(rest) < _MAX_LINE_BYTES:
+                self._held = data[start:]
+                return
+            self._hear(line.decode("utf-8", "surrogateescape"))
+            data = after
+
+    def _print(self, data: bytes) -> None:
+        if data and self.sink is not None:
+            self.sink.write(data)
+
+    def _hear(self, line: str) -> None:
+        words = line.split(" ")
+        if words[0] == "raw" and len(words) > 1 and words[1].isdigit():
+            self._raw_left = int(words[1])
+        self._messages.append(words)
+
+    def _last_words(self) -> str:
+        said = printable(self._complaint.decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
+        return "the connection was lost" + (f" ({said})" if said else "")
+
+
+def _overlap(data: bytes, marker: bytes) -> int:
+    """Return how many bytes at the end of the data may be the beginning of the marker."""
+    longest = min(len(data), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if data.endswith(marker[:n])), 0)
+
+
+def exit_code(code: int) -> int:
+    """Return the exit code as processes have it: a shell says 128 and the signal's number."""
+    ended = code - 128
+    return -ended if ended in set(signal.Signals) else code
+
+
+def take_fact(facts: dict[str, str | int | float], name: str, value: str) -> None:
+    """Add what a shell says of its machine; sizes in bytes, numbers as numbers."""
+    if name.endswith("_kib"):
+        name, value = name.replace("_kib", "_bytes"), str(int(value) * 1024) if value.isdigit() else ""
+    if value:
+        facts[name] = int(value) if value.isdigit() else value
+
+
+def refusal(words: list[str], max_bytes: int) -> str:
+    """Return why a file is not sent, in words."""
+    match words[0]:
+        case "such":
+            return "No such file or directory: nothing is there"
+        case "large":
+            return f"it has {words[1]} bytes, more than {max_bytes}"
+        case "regular":
+            return "it is no regular file"
+        case _:
+            return "it can't be read"
+
+
+def told(words: list[str]) -> str:
+    """Return what a tool over there complained about."""
+    return printable(" ".join(words).strip())[:200] or "it failed"
