@@ -69,15 +69,20 @@ class Plan:
         chaos: the file.
         rank: of the worker.
         workers: how many share the rate.
+        from_s: when a run is gone on with, in seconds since it began; what was due before has struck.
     """
 
-    def __init__(self, chaos: Chaos, rank: int, workers: int) -> None:
+    def __init__(self, chaos: Chaos, rank: int, workers: int, from_s: float = 0.0) -> None:
         self._chaos = chaos
         self._rng = Random(f"{chaos.seed} chaos {rank}")
         self._per_s = chaos.faults_per_hour / 3600 / (1 if chaos.per_worker else workers)
         self.back_s = 0.0
         """Until when it is out of reach."""
         self.next = self._draw(0.0)
+        while round(self.next.at_s, 6) <= from_s:  # as the log, which `from_s` is from, has it
+            taken = self.take()
+            if taken.kind in {"kill", "cut"}:
+                self.back_s = round(taken.at_s, 6) + chaos.outage_s
 
     def take(self) -> Planned:
         """Return the next fault, and draw the one after it."""
@@ -95,12 +100,20 @@ class Injector:
         chaos: the file.
         workers: of the job, spares included.
         connect: makes the connections that are struck.
+        from_s: when a run is gone on with, in seconds since it began.
     """
 
-    def __init__(self, chaos: Chaos, workers: int, connect: Callable[[int], Awaitable[Connection]]) -> None:
+    def __init__(
+        self,
+        chaos: Chaos,
+        workers: int,
+        connect: Callable[[int], Awaitable[Connection]],
+        from_s: float = 0.0,
+    ) -> None:
         self.chaos = chaos
         self._workers = workers
         self._connect = connect
+        self._from_s = from_s
         self._plans: dict[int, Plan] = {}
         self._began: float | None = None
 
@@ -110,16 +123,16 @@ class Injector:
         Raises:
             WorkerError: it can't be reached, be it by a fault or not.
         """
-        plan = self._plans.setdefault(rank, Plan(self.chaos, rank, self._workers))
+        plan = self._plans.setdefault(rank, Plan(self.chaos, rank, self._workers, self._from_s))
         if self.now_s() < plan.back_s:
             raise _lost("outage")
         return ChaosConnection(await self._connect(rank), plan, self)
 
     def now_s(self) -> float:
-        """Return the seconds since the first call."""
+        """Return the seconds since the run began: since the first call, and what was before."""
         if self._began is None:
             self._began = trio.current_time()
-        return trio.current_time() - self._began
+        return trio.current_time() - self._began + self._from_s
 
 
 class ChaosConnection:
@@ -163,12 +176,15 @@ class ChaosConnection:
     ) -> Ended:
         """Execute, and be struck."""
         strike: Callable[[signal.Signals], bool] | None = getattr(self._connection, "strike", None)
-        return await self._struck(
+        ended = await self._struck(
             lambda: self._connection.exec(
                 command, env=env, output=output, remove=remove, expect=expect, stdin=stdin
             ),
             strike,
         )
+        if self._injected == "kill" and ended.exit_code == 0:
+            self._injected = None  # the command had ended just before: nothing was struck
+        return ended
 
     async def close(self, *, done: bool = False) -> None:
         """Close what is wrapped."""

@@ -16,9 +16,10 @@ from functools import partial
 from importlib.resources import files
 from itertools import count as count_from
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
+import msgspec
 import trio
 from msgspec import structs
 from rich.console import Console
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from runner.simulation import Simulation
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
+_UNREAD: list[TextIO] = []
+"""What stands in for a stderr that nobody reads."""
 _ENDLESS = 1 << 20
 """Columns of what is no terminal: a line stays one, for grep."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -107,7 +110,7 @@ def start(  # noqa: PLR0917 - click gives them by name
         secrets=loaded.secrets.values(),
         listeners=_listeners(simulation, quiet=quiet, progress=progress, verbose=verbose),
     ) as recorder:
-        _execute(loaded, folder, recorder, simulation=simulation, chaos=given, quiet=quiet)
+        _execute(loaded, folder, recorder, simulation=simulation, quiet=quiet)
 
 
 @cli.command()
@@ -292,13 +295,14 @@ def _execute(
     *,
     past: Past | None = None,
     simulation: Simulation | None,
-    chaos: Chaos | None = None,
     quiet: bool,
 ) -> None:
     """Run to the end, say how it went, and exit."""
     connect = _connector(loaded, folder) if simulation is None else simulation.connect
-    if chaos is not None:
-        connect = Injector(chaos, loaded.job.total_nodes, connect).connect
+    if loaded.chaos is not None:
+        chaos = msgspec.convert(loaded.chaos, Chaos)
+        began_s = recorder.now_us() / 1e6
+        connect = Injector(chaos, loaded.job.total_nodes, connect, began_s).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
     caught: list[int] = []
     result: Result | None = None
@@ -314,6 +318,8 @@ def _execute(
     finally:
         for shown in recorder.listeners:
             shown.close()
+            if isinstance(shown, Background) and shown.stuck:
+                _leave_stderr()
     if failure is not None or (result is not None and result.status == "failed"):
         _error(f"the run failed: {failure or (result and result.reason)}")
     if result is not None and not quiet and result.params is not None:
@@ -392,6 +398,12 @@ def _hint(text: str) -> None:
     _say(f"hint: {text}")
 
 
+def _leave_stderr() -> None:
+    """Say no more on stderr, whose reader doesn't read: what waits for it would wait for ever."""
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - stays open to the end
+    _UNREAD.append(sys.stderr)
+
+
 def _open_standard_streams() -> None:
     """Give streams that were closed to /dev/null, or else the log would become one of them."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -403,6 +415,16 @@ def _open_standard_streams() -> None:
 
 def main() -> None:
     """Run the command line and exit: 2 for wrong usage or job file, 1 for a run that failed."""
+    try:
+        _main()
+    except SystemExit as e:
+        if _UNREAD:  # Python would wait at its exit for the thread that waits for the reader
+            sys.stdout.flush()
+            os._exit(e.code if isinstance(e.code, int) else 1)
+        raise
+
+
+def _main() -> None:
     _open_standard_streams()
     try:
         cli.main(standalone_mode=False)

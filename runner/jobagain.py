@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import replace
 
+from runner.chaos import Chaos
 from runner.errors import JobError, Problem
 from runner.job import Job, LoadedJob
 from runner.jobfile import load
@@ -36,13 +38,20 @@ def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ)
         raise JobError(
             str(file), [Problem("log", f"its job can't be read: {e}", "a log of this version")]
         ) from e
+    try:
+        chaos = described.get("chaos")
+        chaos = None if chaos is None else structs.asdict(msgspec.convert(chaos, Chaos))
+    except msgspec.ValidationError as e:
+        raise JobError(
+            str(file), [Problem("log", f"its chaos can't be read: {e}", "a log of this version")]
+        ) from e
     problems = [
         Problem("train.secrets", f"{name!r} is not set in this environment", f"export {name}=... first")
         for name in job.train.secrets
         if not environ.get(name)
     ]
     secrets = {name: environ.get(name, "") for name in job.train.secrets}
-    loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets)
+    loaded = LoadedJob(job=job, file=file, folder=Path(described["folder"]), secrets=secrets, chaos=chaos)
     problems += _changes(described, loaded, environ)
     loaded = _with_hosts_of_now(loaded, environ)
     if problems:

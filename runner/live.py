@@ -39,6 +39,8 @@ class Background:
     def __init__(self, show: Listener) -> None:
         self._show = show
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
+        self.stuck = False
+        """Whether, once closed, it still waits for the reader, and holds the stream meanwhile."""
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -52,6 +54,7 @@ class Background:
         with suppress(queue.Full):
             self._waiting.put(None, timeout=_LAST_S)
             self._thread.join(_LAST_S)
+        self.stuck = self._thread.is_alive()
 
     def _work(self) -> None:
         while (event := self._waiting.get()) is not None:

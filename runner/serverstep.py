@@ -22,7 +22,7 @@ from runner.robust import outliers
 from runner.runfolder import RunFolder
 from runner.simtime import in_thread, stop_point
 from runner.weights import Checked
-from schemas.events import Aggregate, Reject
+from schemas.events import Aggregate, Metric, Reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ class ServerStep:
             return Stepped(None, verdict.reason, verdict)
         ranks = verdict.survivors
         weighting, contributions = weigh(deliveries, ranks, self._given.weighting)
+        if weighting != self._given.weighting:
+            self._tell_unweighted(number, deliveries, ranks)
         event = partial(
             Aggregate,
             num_workers=len(ranks),
@@ -170,6 +172,17 @@ class ServerStep:
 
     def _told(self, made: Aggregated, states: list[StateFile]) -> dict[str, str]:
         return {self._recorder.relative(file.target): made.state_sha256[file.slot] for file in states}
+
+    def _tell_unweighted(
+        self, number: int, deliveries: Mapping[int, Delivery], ranks: tuple[int, ...]
+    ) -> None:
+        """Say who told no samples, where others did; where nobody does, that is how the job is."""
+        silent = [rank for rank in ranks if deliveries[rank].num_samples is None]
+        if len(silent) == len(ranks):
+            return
+        said = f"no num_samples, which {len(ranks) - len(silent)} of {len(ranks)} told: all count alike"
+        for rank in silent:
+            self._recorder.emit(Metric(values={}, num_samples=None, error=said), round=number, rank=rank)
 
     def _without_outliers(self, number: int, deliveries: Mapping[int, Delivery], verdict: Verdict) -> Verdict:
         """Reject the updates that are far longer than the others', if the job says so."""

@@ -147,7 +147,11 @@ def what(event: Mapping[str, Any]) -> str:
             return "left for good" if event.get("for_good") else "left"
         case "round_start":
             again = f", attempt {event['attempt']}" if (event.get("attempt") or 1) > 1 else ""
-            return f"round {event.get('round')}: {_plural(event.get('active_nodes'), 'worker')}{again}"
+            active, total = event.get("active_nodes"), event.get("total_nodes")
+            # Spares that stand by, and who is left out for good, are workers of the job all the same.
+            some = f"{active} of " if None not in {active, total} and active != total else ""
+            listed = active if total is None else total
+            return f"round {event.get('round')}: {some}{_plural(listed, 'worker')}{again}"
         case "round_end":
             return (
                 f"round {event.get('round')}: {event.get('survivors')}/{event.get('total_nodes')} survivors, "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import COPY, processes_under, runner, start, toml, write_job
+from jobs import COPY, Run, processes_under, runner, start, toml, write_job
 from simulated import canonical, sim_job
 
 from runner.chaos import Chaos, Plan
@@ -41,6 +41,30 @@ def test_the_rate_is_kept(per_worker: bool, expected: int):
         while plan.take().at_s < 36_000:
             count += 1
     assert abs(count - expected) < 0.1 * expected
+
+
+@given(st.integers(0, 1000), st.floats(0, 10_000))
+def test_a_plan_goes_on_where_a_run_does(seed: int, from_s: float):
+    chaos = Chaos(faults_per_hour=600, seed=seed, outage_s=30)
+    whole, rest = Plan(chaos, 3, 10), Plan(chaos, 3, 10, from_s)
+    before = []
+    while round(whole.next.at_s, 6) <= from_s:
+        before.append(whole.take())
+    assert [whole.take() for _ in range(5)] == [rest.take() for _ in range(5)]
+    outages = [round(fault.at_s, 6) + 30 for fault in before if fault.kind in {"kill", "cut"}]
+    assert rest.back_s == (outages[-1] if outages else 0.0)
+
+
+def test_a_run_that_is_gone_on_with_meets_the_faults_that_were_to_come(tmp_path: Path):
+    given = {"rounds": 20, "policy": {"retries": 0, "max_failures": 99, "quorum": 4, "round_retries": 0}}
+    chaos = chaos_file(tmp_path, faults_per_hour=100, kinds=["cut"])
+    run = start(sim_job(tmp_path, **given), "-q", "--chaos", chaos, code=1)
+    for _ in range(3):
+        done = runner("resume", run.log, "-q", code=1)
+        run = Run(1, done.stdout, done.stderr, run.log)
+    down = run.kind("worker_down")
+    assert {e["injected"] for e in down} == {"cut"}
+    assert len({e["t"] for e in down}) == len(down) == 4, "each session met a fault of its own"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +141,6 @@ def test_a_kill_of_a_local_worker_is_a_real_one(tmp_path: Path):
     assert {(e["exit_code"], e["error"], e["injected"]) for e in struck} <= {
         (-9, "ended by signal 9", "kill"),
         (None, "the worker was killed", "kill"),
-        (0, None, "kill"),  # it struck just as the command had ended
     }
     assert any(e["exit_code"] == -9 for e in struck)
     assert not processes_under(tmp_path)

@@ -184,9 +184,10 @@ LINES = [
         "!!     1.500  w2   worker_down left for good: lost: gone",
     ),
     (
-        {"kind": "round_start", "round": 3, "active_nodes": 1, "attempt": 2},
-        "round 3: 1 worker, attempt 2",
+        {"kind": "round_start", "round": 3, "active_nodes": 3, "total_nodes": 4, "attempt": 2},
+        "round 3: 3 of 4 workers, attempt 2",
     ),
+    ({"kind": "round_start", "round": 3, "active_nodes": 4, "total_nodes": 4}, "round 3: 4 workers"),
     ({"kind": "push_start", "rank": 0, "path": "p.npz", "attempt": 1}, "p.npz begins"),
     (
         {"kind": "push", "rank": 0, "path": "p", "size_bytes": 9400, "reused": 400, "duration_s": 0.3},

@@ -42,6 +42,20 @@ def test_the_event_tells_of_each_update(tmp_path: Path):
     assert event["state_sha256"] == {}
 
 
+def test_who_told_no_samples_is_said_where_others_did(tmp_path: Path):
+    script = (
+        COPY
+        + """; test $ROUNDLOG_ROUND = 2 || test $ROUNDLOG_RANK = $ROUNDLOG_ROUND || \\
+        echo '{"num_samples": 2}' > "$ROUNDLOG_METRICS\""""
+    )
+    run = start(write_job(tmp_path, rounds=3, workers=3, train={"command": ["/bin/sh", "-c", script]}))
+    said = [(e["round"], e["rank"], e["error"]) for e in run.kind("metric") if e["error"]]
+    told = "no num_samples, which 2 of 3 told: all count alike"
+    assert said == [(0, 0, told), (1, 1, told)], "where nobody tells, nothing is amiss"
+    assert [e["weighting"] for e in run.kind("aggregate")] == ["uniform"] * 3
+    assert told in run.err
+
+
 @pytest.mark.parametrize(
     ("aggregate", "step"),
     [
