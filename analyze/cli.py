@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import duckdb
 
-from analyze import export, told
+from analyze import export, lake, told
 from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glance import glanced
@@ -382,6 +382,28 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
         ]
         made = comparison(everyone, last)
         click.echo(joined(table(made.columns, made.rows)), nl=False)
+
+
+@cli.command("export")
+@click.argument("logs", nargs=-1)
+@_runs
+@click.option(
+    "--parquet",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write, or to add to.",
+)
+def export_(logs: tuple[str, ...], folder: str, target: Path) -> None:
+    """Write runs as Parquet files, partitioned by run, for any other engine.
+
+    \b
+    analyze export --parquet lake
+    duckdb -c "SELECT run, count(*) FROM read_parquet('lake/rounds/**', hive_partitioning = true) GROUP BY 1"
+    """
+    with _logs(_found(logs, folder)) as database:
+        for _, place in lake.write(database, target):
+            click.echo(printable(str(place)))
 
 
 def _fail(message: str, hint: str, code: int) -> int:

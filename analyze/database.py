@@ -52,10 +52,21 @@ class Database:
 
     def execute(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
         """Run a query after making what it rests on."""
+        self._need(query)
+        return self.con.execute(query, parameters)
+
+    def _need(self, query: str) -> None:
         if self._tables is None:
             self._tables = lazy.Tables(self.con)
         self._tables.need(query)
-        return self.con.execute(query, parameters)
+
+    def batches(self, query: str, *parameters: Any, rows: int) -> Any:
+        """Return an Arrow reader of a query's result, so many rows at a time."""
+        self._need(query)
+        relation: Any = self.con.sql(query, params=list(parameters))
+        # Its name before DuckDB 2 was another.
+        read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
+        return read(rows)
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
         """Return the rows of a query of ours as dicts."""
