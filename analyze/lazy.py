@@ -1,4 +1,4 @@
-"""Makes the views of views.sql, and the tables under them when a query first needs them; asks no question.
+"""Makes the views of the SQL files, and the tables under them when a query first needs them; asks nothing.
 
 A table in "store" begins empty. Before a query runs, every table that it may rest on is filled: computed
 once, and only if asked for. Any word of the query that is the name of a view or table counts as asking.
@@ -14,6 +14,7 @@ import duckdb
 
 from schemas.events import VERSION
 
+_SCRIPTS = ("views.sql", "questions.sql")
 VIEWS_VERSION = 1
 """Rises when a public view's column changes its meaning or goes."""
 
@@ -28,7 +29,7 @@ _BY_NAME = {"query", "query_table"}
 @cache
 def _script() -> tuple[str, str]:
     """Return the statements that make views, and those that document them."""
-    text = (files("analyze") / "views.sql").read_text(encoding="utf-8")
+    text = "".join((files("analyze") / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     made = [line for line in text.splitlines(keepends=True) if not line.startswith("COMMENT ON ")]
     told = [line for line in text.splitlines(keepends=True) if line.startswith("COMMENT ON ")]
     return _COMMENT.sub("", "".join(made)), "".join(told)

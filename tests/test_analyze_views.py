@@ -49,7 +49,8 @@ def test_every_view_and_column_is_documented():
 
 
 def test_the_views_documents_are_in_the_file_a_user_reads():
-    text = (Path(__file__).parents[1] / "analyze" / "views.sql").read_text()
+    folder = Path(__file__).parents[1] / "analyze"
+    text = "".join(path.read_text() for path in folder.glob("*.sql"))
     for view, _, _ in Database(empty()).documented():
         assert f"COMMENT ON VIEW {view} IS" in text
 
@@ -358,3 +359,45 @@ def test_a_worker_whose_weights_were_kept_out_is_told_from_one_that_waits(tmp_pa
         drawn = "\n".join(gantt_lines(database, story, Paper(80, SETS["ascii"]), workers=8, wanted=None))
         assert "! rejected" in drawn
         assert "!!!" in drawn
+
+
+def test_what_bounded_a_round_adds_up_to_it(tmp_path: Path):
+    log = started(workers=3, rounds=1)
+    play_round(
+        log, 0, {0: Turn(train=0.5), 1: Turn(train=1.0), 2: Turn(train=9.0, fails="train")}, evaluate=False
+    )
+    with database_of(log, tmp_path) as database:
+        (row,) = database.rows("FROM critical_path")
+        assert row["rank"] == 1
+        parts = ("push_us", "train_us", "pull_us", "other_us", "after_us")
+        assert sum(row[part] for part in parts) == row["duration_us"]
+        assert row["train_s"] == 1.0
+        order = database.rows("SELECT rank, times_last, train_ratio FROM stragglers ORDER BY place")
+        assert order == [
+            {"rank": 1, "times_last": 1, "train_ratio": pytest.approx(4 / 3)},
+            {"rank": 0, "times_last": 0, "train_ratio": pytest.approx(2 / 3)},
+        ]
+
+
+def test_bandwidth_is_over_the_time_in_which_any_transfer_ran(tmp_path: Path):
+    log = started(workers=3)
+    log.round_start(0)
+    at = log.t
+    # From 0 to 1 s, from 0.5 to 1.5 s, and after a pause from 3 to 4 s; the last is cut.
+    for rank, end, error in ((0, 1.0, None), (1, 1.5, None), (2, 4.0, "cut")):
+        log.t = at + end
+        log.add("push", 0, rank, **logs.transfer(1.0, size=3000, error=error))
+    log.round_end(0, 0)
+    assert ask(log, tmp_path, "SELECT direction, transfers, bytes, busy_us, bytes_per_s FROM bandwidth") == [
+        ("push", 3, 6000, 2_500_000, 2400.0)
+    ]
+
+
+def test_machines_are_judged_over_all_runs(tmp_path: Path):
+    log = started(workers=2, rounds=2)
+    for rank, address in ((0, "ssh:me@gpu1:2222"), (1, "local:/x/workers/1")):
+        log.add("worker_up", None, rank, address=address, facts={})
+    play_round(log, 0, {0: Turn(fails="exec")}, evaluate=False)
+    play_round(log, 1, {}, evaluate=False)
+    query = "SELECT host, workers, rounds, survived, failed, failure_rate FROM hosts ORDER BY host"
+    assert ask(log, tmp_path, query) == [("local", 1, 2, 2, 0, 0.0), ("me@gpu1:2222", 1, 2, 1, 1, 0.5)]
