@@ -39,6 +39,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python tests/bench/rounds.py
 	$(BIN)/python tests/bench/sim.py
 	$(BIN)/python tests/bench/aggregate.py
+	$(BIN)/python tests/bench/resident.py
+	$(BIN)/python tests/bench/ssh.py
 
 clean:
 	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build *.egg-info

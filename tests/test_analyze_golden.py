@@ -16,7 +16,6 @@ from analyze.cli import run
 HERE = Path(__file__).parent
 LOG = "v0-same-run-in-v1.jsonl"
 COMMANDS = {
-    "report": ["report", LOG, "-o", "out"],
     "gantt": ["gantt", LOG, "--width", "60", "--glyphs", "ascii"],
     "gantt-of-version-0": ["gantt", "v0.jsonl", "--width", "60", "--glyphs", "ascii"],
     "summary": ["summary", LOG],
