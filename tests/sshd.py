@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -103,8 +104,9 @@ SetEnv HOME={self.home}
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server and all its connections, not to what they run."""
         for pid in self.pids():
-            if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
-                os.kill(pid, number)
+            with suppress(OSError):  # it has ended since
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, number)
 
     def stop(self) -> None:
         """End the server and all its connections."""
@@ -126,11 +128,9 @@ def descendants(pid: int) -> list[int]:
     """Return a process and all below it."""
     found = [pid]
     for parent in found:
-        try:
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        except OSError:
-            continue
-        found += map(int, children.split())
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):  # a thread has children of its own
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
     return found
 
 

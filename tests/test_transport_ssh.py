@@ -14,13 +14,14 @@ import trio_asyncio
 from conformance import MB, Folders, Transfers, made
 from conformance_exec import Commands, printed
 from jobs import eventually_async
-from sshd import Sshd
+from msgspec import structs
+from sshd import Sshd, descendants
 
 from runner.connection import Connection
 from runner.errors import ConnectionLostError
 from runner.hosts import Host, Ssh
 from runner.output import Output
-from runner.transports import sshscript
+from runner.transports import sshbulk, sshscript
 from runner.transports.ssh import Machines
 
 
@@ -149,4 +150,86 @@ async def test_a_command_that_is_fed(site: Remote, output: Output):
         send.close()
     assert printed(output) == "got one\ngot two\nend\n"
     assert tmp.exists()
+    await connection.close()
+
+
+# -- large files, through OpenSSH's client
+
+
+def clients() -> set[int]:
+    """Return the clients that this process has started and not yet waited for."""
+    found = set()
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended since
+            if b"HostKeyAlias=roundlog-" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+@pytest.mark.trio
+async def test_a_large_file_goes_through_the_client_and_leaves_none(site: Remote, tmp_path: Path):
+    source = made(tmp_path / "source", 10 * MB)
+    connection = await site.machines.connect(0)
+    await connection.push(source, "file")
+    assert len(clients()) == 1
+    await connection.pull("file", tmp_path / "back", max_bytes=10 * MB)
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    other = made(tmp_path / "other", 150 * MB, seed=2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.push, other, "other")
+        part = site.folder(0) / ".other.part"
+        await eventually_async(lambda: part.exists() and part.stat().st_size > 10 * MB, "some of it")
+        nursery.cancel_scope.cancel()
+    assert clients() == set()
+    assert site.files() == {"file"}
+    await connection.push(made(tmp_path / "third", 10 * MB, seed=3), "file")
+    await connection.close()
+    assert clients() == set()
+
+
+@pytest.mark.trio
+async def test_what_is_there_already_is_not_sent_again(site: Remote, tmp_path: Path):
+    source = made(tmp_path / "source", 10 * MB)
+    first = await site.machines.connect(0)
+    assert (await first.push(source, "file")).reused == 0
+    await first.close()
+    second = await site.machines.connect(0)
+    sent = await second.push(source, "file")
+    assert (sent.size_bytes, sent.reused) == (10 * MB, 10 * MB)
+    (site.folder(0) / "file").write_bytes(b"x" + source.read_bytes()[1:])  # the same size
+    assert (await second.push(source, "file")).reused == 0
+    assert site.read("file") == source.read_bytes()
+    await second.close()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("trouble", ["absent", "turned away", "silent"])
+async def test_without_the_client_it_goes_the_usual_way(
+    site: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+):
+    words = {"absent": None, "turned away": ["sh", "-c", "echo no >&2; exit 255"], "silent": ["sleep", "600"]}
+    monkeypatch.setattr(sshbulk, "command", lambda *_: words[trouble])
+    site.machines.ssh = Ssh(connect_s=2)
+    source = made(tmp_path / "source", 10 * MB)
+    connection = await site.machines.connect(0)
+    await connection.push(source, "file")
+    assert site.read("file") == source.read_bytes()
+    await connection.close()
+
+
+@pytest.mark.trio
+async def test_when_the_client_may_not_be_used(site: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    connection = await site.machines.connect(0)
+    inner, host = connection._connection, site.machines.hosts[0]
+    words = sshbulk.command(inner, host, Ssh(), tmp_path / "50%" / "host-key")
+    assert words is not None
+    assert words[words.index("-F") + 1] == "none", "the user's configuration is not read beside a key"
+    assert "IdentityAgent=none" in words
+    assert f'UserKnownHostsFile="{tmp_path}/50%%/host-key"' in words
+    (line,) = (tmp_path / "50%" / "host-key").read_text().splitlines()
+    assert line.split()[1:3] == site.server.host_key.split()[:2]
+    assert sshbulk.command(inner, structs.replace(host, jump="j"), Ssh(), tmp_path / "k" / "h") is None
+    assert sshbulk.command(inner, host, Ssh(), tmp_path / "$HOME" / "h") is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sshbulk.command(inner, host, Ssh(), tmp_path / "k" / "h") is None
     await connection.close()

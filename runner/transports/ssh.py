@@ -149,7 +149,7 @@ class SshConnection:
         self.facts = {**facts, "round_trip_s": round(trip, 6)}
 
     async def push(self, source: Path, target: str) -> Transferred:
-        """Send a file; of a large one, what a cut transfer left is used."""
+        """Send a file; of a large one, what is there already, whole or cut off, is used."""
         name = checked_name(target)
         said = f"can't push {source} to {target}"
         try:
@@ -161,7 +161,7 @@ class SshConnection:
             raise TransferError(f"{said}: {e.strerror}") from e
         large = status.st_size >= sshscript.RESUMED_BYTES
         try:
-            if large:
+            if status.st_size >= _BULK_BYTES:
                 async with self._transfer(status.st_size, said) as shell:
                     sent = await self._put(shell, source, name, status, sha256, resumed=True)
                     if sent is not None:
@@ -192,14 +192,19 @@ class SshConnection:
     async def _put(
         self, shell: Shell, source: Path, name: str, status: os.stat_result, sha256: str, *, resumed: bool
     ) -> Transferred | None:
-        """Send a file, or what is missing of it; None if what is there turned out to be of another one."""
+        """Send a file, or what is missing of it; None if what is there turned out to be of another one.
+
+        `resumed`: look for what is there.
+        """
         there, size = 0, status.st_size
         mode = "700" if status.st_mode & 0o100 else "600"
         word = sshscript.path(name)
         if resumed:
-            await shell.ask(f"there {word}")
-            there = int((await self._expect(shell, "there"))[1])
-            there = there if there < size else 0
+            await shell.ask(f"there {word} {size} {sha256}")
+            found = (await self._expect(shell, "there"))[1]
+            if found == "whole":
+                return Transferred(size, size)
+            there = int(found) if size >= sshscript.RESUMED_BYTES and int(found) < size else 0
         wanted = sha256 if self.facts.get("hash") != "none" else "size"
         await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
         await shell.send_file(source, there, size - there)

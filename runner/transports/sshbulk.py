@@ -10,8 +10,10 @@ import os
 import secrets
 import shutil
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import asyncssh
 import trio
@@ -25,7 +27,11 @@ _CHUNK_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _COUNT_MAX = 2
+_NEWER = "ForkAfterAuthentication,SessionType,StdinNull"
+"""Settings that an older client doesn't know."""
 _SETTINGS = {
+    "IgnoreUnknown": _NEWER,
+    "AddKeysToAgent": "no",
     "BatchMode": "yes",
     "CheckHostIP": "no",
     "Ciphers": "^aes128-gcm@openssh.com",
@@ -34,6 +40,7 @@ _SETTINGS = {
     "ControlMaster": "no",
     "ControlPath": "none",
     "ForwardAgent": "no",
+    "ForkAfterAuthentication": "no",
     "ForwardX11": "no",
     "GlobalKnownHostsFile": "none",
     "LogLevel": "ERROR",
@@ -42,7 +49,10 @@ _SETTINGS = {
     "ProxyCommand": "none",
     "RemoteCommand": "none",
     "RequestTTY": "no",
+    "SessionType": "default",
+    "StdinNull": "no",
     "StrictHostKeyChecking": "yes",
+    "Tunnel": "no",
     "UpdateHostKeys": "no",
 }
 """What may be in a user's configuration and must not hold here."""
@@ -66,7 +76,8 @@ def command(
     peer = connection.get_extra_info("peername")
     key = connection.get_server_host_key()
     direct = connection.get_extra_info("socket") is not None and host.jump is None
-    if program is None or not direct or key is None or not peer:
+    odd = any(sign in str(known_hosts) for sign in '"$')  # the client would take them for its own
+    if program is None or not direct or key is None or not peer or odd:
         return None
     known_hosts.parent.mkdir(mode=0o700, exist_ok=True)
     alias = f"roundlog-{known_hosts.name}"
@@ -76,12 +87,12 @@ def command(
         "ConnectTimeout": str(max(1, round(ssh.connect_s))),
         "HostKeyAlgorithms": ",".join(_algorithms(key.get_algorithm())),
         "HostKeyAlias": alias,
-        "HostName": str(peer[0]),
+        "HostName": str(peer[0]).replace("%", "%%"),
         "Port": str(peer[1]),
         "ServerAliveCountMax": str(_COUNT_MAX),
         "ServerAliveInterval": str(max(1, int(ssh.lost_s / (_COUNT_MAX + 1)))),
         "User": str(connection.get_extra_info("username")),
-        "UserKnownHostsFile": f'"{known_hosts}"',
+        "UserKnownHostsFile": '"{}"'.format(str(known_hosts).replace("%", "%%")),
     }
     given = []
     if host.key is not None:  # nothing else is offered, as on the connection
@@ -99,9 +110,10 @@ def _algorithms(name: str) -> tuple[str, ...]:
 class BulkShell(Shell):
     """A shell at the end of a process of OpenSSH's client."""
 
-    def __init__(self, token: str, process: trio.Process) -> None:
+    def __init__(self, token: str, process: trio.Process, complaints: BinaryIO) -> None:
         super().__init__(token)
         self._process = process
+        self._complaints = complaints
 
     @classmethod
     async def open(cls, words: list[str], mark: str, folder: str) -> BulkShell:
@@ -112,13 +124,15 @@ class BulkShell(Shell):
         """
         token = secrets.token_hex(12)
         pipe = subprocess.PIPE
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
             process = await trio.lowlevel.open_process(
-                words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+                words, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
             )
         except OSError as e:
+            complaints.close()
             raise ConnectionLostError(f"ssh can't be started: {e.strerror}") from e
-        shell = cls(token, process)
+        shell = cls(token, process, complaints)
         for fd in (shell._stdin(), shell._stdout()):
             with suppress(OSError):  # more than the user may have
                 _widen(fd)
@@ -183,10 +197,11 @@ class BulkShell(Shell):
             await self._close()
 
     async def _close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 await stream.aclose()
         await self._process.wait()
+        self._complaints.close()
 
     async def _more(self) -> None:
         """Read and sort what it says."""
@@ -206,8 +221,9 @@ class BulkShell(Shell):
             self._failure = e
 
     def _hear_complaint(self) -> None:
-        with suppress(OSError, trio.ClosedResourceError):
-            self._complain(os.read(_fd(self._process.stderr), 1 << 16))
+        with suppress(OSError, ValueError):  # ValueError: it is closed
+            self._complaints.seek(0)
+            self._complain(self._complaints.read(1 << 16))
 
 
 def _fd(stream: object) -> int:

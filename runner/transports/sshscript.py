@@ -51,7 +51,12 @@ marked() { grep -lsF "ROUNDLOG_PROCESS=$1" /proc/[0-9]*/environ 2>/dev/null |
 endall() { n=0; k=1
   while [ $((k)) -gt 0 ] && [ $n -lt 9999 ]; do k=$(marked "$M" | wc -l); n=$((n + k)); done; }
 part() { d=${1%/*}; b=${1##*/}; p=$d/.$b.part; }
-there() { part "$1"; s=0; if [ -f "$p" ] && [ ! -L "$p" ]; then s=$(wc -c <"$p"); fi; say there $((s)); }
+there() { # name, size, hash: is it there already, or how much of it?
+  if [ -f "$1" ] && [ ! -L "$1" ]; then
+    s=$(wc -c <"$1"); [ $((s)) -eq "$2" ] && [ "$(digest "$2" <"$1")" = "$3" ] && { say there whole; return; }
+  fi
+  part "$1"; s=0; if [ -f "$p" ] && [ ! -L "$p" ]; then s=$(wc -c <"$p"); fi; say there $((s))
+}
 put() { # name, bytes to come, hash, mode, bytes there
   part "$1"; e=
   case $d in .) ;; *) e=$(mkdir -p "$d" 2>&1);; esac
