@@ -161,6 +161,9 @@ class Wire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     zstd: Annotated[
         int, Meta(ge=0, le=19, description="a whole number from 0 (not compressed) to 19: level of zstd")
     ] = 0
+    python: Annotated[
+        Text, Meta(description="the program over there that decodes and encodes: a Python with NumPy")
+    ] = PYTHON
 
     @property
     def active(self) -> bool:

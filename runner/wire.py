@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from runner.arrays import BLOCK, ArrayFile, ArraySpec
 from runner.arraywriter import ArrayWriter
 from runner.errors import ArrayError
-from runner.job import PYTHON, WIRE, Command, Wire
+from runner.job import WIRE, Command, Wire
 from runner.safetensors import dtype_of
 from runner.scaffold import roundlog_wire as far
 from runner.weights import max_weights_bytes
@@ -38,7 +38,7 @@ def wrapped(command: Command, wire: Wire) -> Command:
     if not wire.active:
         return command
     words = ("/bin/sh", "-c", command) if isinstance(command, str) else command
-    return (PYTHON, WIRE.name, *words)
+    return (wire.python, WIRE.name, *words)
 
 
 def settings(wire: Wire) -> dict[str, str]:

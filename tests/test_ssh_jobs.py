@@ -357,3 +357,19 @@ def test_the_digits_learn_over_ssh_as_they_do_here(tmp_path: Path, server: Sshd)
     scores = [e["values"]["accuracy"] for e in far.kind("metric", rank=None)]
     assert scores[-1] >= 0.9
     assert far.one("run_end")["rounds"] == 8
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_files_that_travel_encoded(tmp_path: Path, server: Sshd, resident: bool):
+    (tmp_path / "train.py").write_text(
+        "import numpy as np\nfrom roundlog_rounds import rounds\n"
+        "for r in rounds():\n"
+        "    with open(r.weights, 'wb') as file:\n"
+        "        np.save(file, np.load(r.params) + np.float32(1))\n"
+    )
+    train = {"command": [sys.executable, "train.py"], "files": ["train.py", "{rounds}"], "resident": resident}
+    wire = {"push": "bfloat16", "pull": "int8", "zstd": 3, "python": sys.executable}
+    run = start(job(tmp_path, [host(server)], train=train, wire=wire))
+    np.testing.assert_allclose(np.load(run.params), np.load(tmp_path / "params.npy") + 2, atol=0.01)
+    assert {e["path"] for e in run.kind("pull", error=None)} >= {"weights-0001.npy.wire"}
+    assert not left_running(run.log.stem)

@@ -329,6 +329,13 @@ def test_a_worker_without_numpy_says_so(tmp_path: Path):
     assert done.stderr.startswith("roundlog_wire: [wire] needs NumPy on the worker")
 
 
+def test_another_python_may_be_named():
+    given = Wire(pull="int8", python="/opt/python")
+    assert wire.wrapped(("train", "x"), given) == ("/opt/python", WIRE.name, "train", "x")
+    assert wire.wrapped("train x", given) == ("/opt/python", WIRE.name, "/bin/sh", "-c", "train x")
+    assert wire.wrapped("train x", Wire(python="/opt/python")) == "train x"
+
+
 def test_what_a_job_may_not_say(tmp_path: Path):
     path = job(tmp_path, wire={"push": "int4", "block": 100, "zstd": 30}, train={"files": ["train.py"]})
     said = runner("check", path, code=2).stderr
