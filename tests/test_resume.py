@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jobs import COPY, RUNNER, Run, Started, environ, eventually, marked, read_log, runner, start, write_job
 
-KILLS = int(os.environ.get("ROUNDLOG_KILLS", "8"))
+KILLS = int(os.environ.get("ROUNDLOG_KILLS", "5"))
 TRAIN = """
 import os
 import numpy as np

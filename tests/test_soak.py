@@ -14,7 +14,7 @@ from simulated import NOW, sim_job
 from runner import jobfile, simulation, soak
 from runner.runfolder import RunFolder
 
-SECONDS = 15.0
+SECONDS = 8.0
 
 
 def test_random_seeds():

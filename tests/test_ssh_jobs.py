@@ -359,15 +359,14 @@ def test_the_digits_learn_over_ssh_as_they_do_here(tmp_path: Path, server: Sshd)
     assert far.one("run_end")["rounds"] == 8
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_files_that_travel_encoded(tmp_path: Path, server: Sshd, resident: bool):
+def test_files_that_travel_encoded_to_a_command_that_stays(tmp_path: Path, server: Sshd):
     (tmp_path / "train.py").write_text(
         "import numpy as np\nfrom roundlog_rounds import rounds\n"
         "for r in rounds():\n"
         "    with open(r.weights, 'wb') as file:\n"
         "        np.save(file, np.load(r.params) + np.float32(1))\n"
     )
-    train = {"command": [sys.executable, "train.py"], "files": ["train.py", "{rounds}"], "resident": resident}
+    train = {"command": [sys.executable, "train.py"], "files": ["train.py", "{rounds}"], "resident": True}
     wire = {"push": "bfloat16", "pull": "int8", "zstd": 3, "python": sys.executable}
     run = start(job(tmp_path, [host(server)], train=train, wire=wire))
     np.testing.assert_allclose(np.load(run.params), np.load(tmp_path / "params.npy") + 2, atol=0.01)
