@@ -148,7 +148,7 @@ def aggregate(
             if file.old is not None:
                 work.state.append(stack.enter_context(Stack([Plain.of(file.old)])))
         total = sum(spec.count for spec in params.specs.values()) * (len(contributions) + 1)
-        todo = tiles(params.specs.values(), len(contributions))
+        todo = tiles(params.specs.values(), len(contributions) + 1)
         sums = _Sums(len(contributions))
         done = in_order(work.tile, todo, total)
         stack.callback(done.close)  # no thread reads a file that is closed

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from runner import safetensors
 from runner.arrays import ArraySpec
+from runner.durable import sync_folder
 from runner.recycle import open_part
 
 _PENDING = 64
@@ -77,15 +78,16 @@ class ArrayWriter:
         """Give the file its own name, on the disk when it must be durable; return its SHA-256, in hex."""
         if self._zip is not None:
             self._zip.close()
-        self._stream.finish(durable=durable)
-        self._stream.close()
+        self._stream.finish()
         self._part.replace(self.path)
-        if durable:
-            fd = os.open(self.path.parent, os.O_RDONLY)
+        if durable:  # after it has its name: one turn of the disk for both
             try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                self._stream.sync()
+                sync_folder(self.path.parent)
+            except OSError:
+                self.path.unlink(missing_ok=True)
+                raise
+        self._stream.close()
         return self._stream.sha256.hexdigest()
 
     def __enter__(self) -> Self:
@@ -133,14 +135,15 @@ class _Hashing(io.RawIOBase):
             self._pending.popleft().result()
         return memoryview(data).nbytes
 
-    def finish(self, *, durable: bool) -> None:
+    def finish(self) -> None:
         while self._pending:
             self._pending.popleft().result()
         if self._syncing is not None:
             self._syncing.result()
         self._file.truncate()
-        if durable:
-            os.fsync(self._file.fileno())
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if not self.closed:

@@ -93,6 +93,7 @@ class OwnCommands:
         evaluate = self._job.evaluate
         if evaluate is None:
             return
+        await self._recorder.flush()  # what it works on is in the log for good
         report = self._folder.folder / "incoming" / f"metrics-{number:04}.json"
         env = {
             **environment(evaluate.env),

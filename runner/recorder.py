@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, get_origin, get_type_hints
 import orjson
 
 from runner.closing import Closing
+from runner.durable import sync_folder
 from runner.errors import LogError
 from runner.masks import longest_first, masked_value
 from runner.simtime import in_thread
@@ -149,7 +150,7 @@ class Recorder(Closing):
         except OSError as e:
             raise LogError(f"{self.path}: can't make the log: {e.strerror}") from e
         fcntl.flock(fd, fcntl.LOCK_EX)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
         return fd
 
     def now_us(self) -> int:
@@ -291,12 +292,3 @@ def _shortened(event: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict | list | tuple) and len(orjson.dumps(value)) > _SHORT:
             cut[name] = {} if isinstance(value, dict) else []
     return cut
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a folder's list of names on the disk, so that a new file is found after power loss."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""Writes over the blocks of a large file nobody needs, which costs less than freeing and finding them."""
+"""Writes over the blocks of a file nobody needs, which costs less than freeing and finding them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-LARGE_BYTES = 1 << 20
+WORTH_BYTES = 1 << 17
 """Below this it isn't worth it."""
 
 
@@ -15,7 +15,7 @@ def set_aside(path: Path, spare: Path) -> bool:
     """Keep a file under the spare name if it is worth it and no other name leads to it; say whether."""
     try:
         status = path.lstat()
-        worth = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size > LARGE_BYTES
+        worth = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size > WORTH_BYTES
         if worth:
             path.replace(spare)
     except FileNotFoundError:

@@ -138,7 +138,6 @@ class ServerStep:
             state_sha256=self._told(made, states),
         )
         self._recorder.emit(done, round=number, since_us=began)
-        await self._recorder.flush()
         new = CurrentParams(target, made.sha256, params.specs, {file.slot: file.target for file in states})
         return Stepped(new, None, verdict)
 

@@ -6,7 +6,7 @@ import os
 import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,10 @@ from runner.errors import ArrayError
 
 _ELEMENTS = 1 << 20
 """Elements of all files together in one tile, at most: bounds the memory whatever the number of files."""
-_LONGEST = 1 << 16
-"""Shorter ones cost more in waiting for Python's lock than they gain from the processor's cache."""
+_LONGEST = 1 << 17
+"""Among threads, shorter ones cost more in waiting for Python's lock than they gain from the cache."""
+_LONGEST_ALONE = 1 << 14
+"""Where one thread does all, a tile stays in the processor's cache."""
 _SHORTEST = 1 << 10
 _FEW = 1 << 21
 """Elements of all files together that are done sooner than threads are started."""
@@ -41,9 +43,10 @@ class Tile:
     count: int
 
 
-def tiles(specs: Iterable[ArraySpec], files: int) -> Iterator[Tile]:
+def tiles(specs: Collection[ArraySpec], files: int) -> Iterator[Tile]:
     """Cut arrays into tiles for so many files, in order; an array without elements has one."""
-    longest = max(min(_LONGEST, _ELEMENTS // max(files, 1)), _SHORTEST)
+    few = sum(spec.count for spec in specs) * files <= _FEW
+    longest = max(min(_LONGEST_ALONE if few else _LONGEST, _ELEMENTS // max(files, 1)), _SHORTEST)
     for spec in specs:
         for start in range(0, max(spec.count, 1), longest):
             yield Tile(spec, start, min(longest, spec.count - start))
@@ -57,7 +60,7 @@ def in_order(work: Callable[[Tile], T], todo: Iterable[Tile], total: int) -> Gen
         todo: the tiles.
         total: how many elements of all files there are; few are not worth a thread.
     """
-    threads = min(len(os.sched_getaffinity(0)), 4) if total > _FEW else 1
+    threads = _threads(total)
     if threads == 1:
         for tile in todo:
             yield tile, work(tile)
@@ -181,6 +184,11 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return what numbers of a dtype are worked on as: double precision, or theirs if it is better."""
     part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
     return np.dtype(np.longdouble) if part > 8 else np.dtype(np.float64)
+
+
+def _threads(total: int) -> int:
+    """Return how many threads so many elements are worth."""
+    return min(len(os.sched_getaffinity(0)), 4) if total > _FEW else 1
 
 
 def _most_files() -> int:

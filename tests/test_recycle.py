@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jobs import start, write_job
 
-from runner.recycle import LARGE_BYTES, open_part, set_aside
+from runner.recycle import WORTH_BYTES, open_part, set_aside
 
-OLD = b"o" * (LARGE_BYTES + 1)
+OLD = b"o" * (WORTH_BYTES + 1)
 
 
 @pytest.fixture

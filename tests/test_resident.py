@@ -104,7 +104,7 @@ def test_weights_that_are_promised_and_not_there(tmp_path: Path):
 
 def test_one_that_died_between_rounds_is_started_again(tmp_path: Path):
     die = "__import__('threading').Timer(0.05, os._exit, [0]).start()"
-    run = start(job(tmp_path, die, rounds=6))
+    run = start(job(tmp_path, die, rounds=40))
     assert run.one("run_end")["status"] == "completed"
     assert output(run, 1).count("started") == 2
 

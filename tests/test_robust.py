@@ -230,6 +230,5 @@ def test_more_workers_than_files_that_may_be_open(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit(tmp_path: Path, monkeypatch, threads: int):
     one = combined(tmp_path, Recipe(method="geometric_median"))[0]
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(threads))
-    monkeypatch.setattr("runner.tiles._FEW", 0)
+    monkeypatch.setattr("runner.tiles._threads", lambda _: threads)
     assert combined(tmp_path, Recipe(method="geometric_median"))[0] == one

@@ -20,10 +20,12 @@ import trio
 from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.errors import CommandError, TransferError
 from runner.job import PYTHON, Command
-from runner.recycle import LARGE_BYTES, open_part, set_aside
+from runner.recycle import open_part, set_aside
 from runner.simtime import in_thread
 
 _CHUNK_BYTES = 16 << 20
+_LARGE_BYTES = 1 << 20
+"""What takes so long to copy or delete that it is worth a thread."""
 _PIPE_BYTES = 1 << 20
 _TERM_S = 1.0
 """How long a cancelled command has between SIGTERM and SIGKILL."""
@@ -167,7 +169,7 @@ class LocalConnection:
         for name in names:
             path = self._folder / checked_name(name)
             try:
-                large = path.lstat().st_size > LARGE_BYTES
+                large = path.lstat().st_size > _LARGE_BYTES
                 if name in self._pushed and set_aside(path, self._spare):
                     continue
                 if large or path.is_dir():
@@ -330,10 +332,10 @@ async def _copy(source: Path, target: Path, spare: Path | None = None) -> int:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file")
             mode = status.st_mode & 0o700 | 0o600
-            out = open_part(part, spare if status.st_size > LARGE_BYTES else None, mode)
+            out = open_part(part, spare, mode)
             copied = 0
             while copied < status.st_size:
-                if status.st_size <= LARGE_BYTES:
+                if status.st_size <= _LARGE_BYTES:
                     count = _some(file.fileno(), out, copied)
                 else:
                     count = await trio.to_thread.run_sync(_some, file.fileno(), out, copied)
