@@ -77,6 +77,30 @@ async def test_pull_copies_where_it_can_not_link(site: Local, tmp_path: Path, mo
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("size", [0, 1000, 3 << 20])
+async def test_what_is_there_is_not_copied_again(site: Local, tmp_path: Path, size: int):
+    connection = await site.connect()
+    source = tmp_path / "source"
+    source.write_bytes(bytes(size))
+    there = site.folder(0) / "data"
+    assert (await connection.push(source, "data")).reused == 0
+    first = there.stat().st_ino
+    again = await connection.push(source, "data")
+    assert (again.size_bytes, again.reused, there.stat().st_ino) == (size, size, first)
+    source.chmod(0o700)
+    assert (await connection.push(source, "data")).reused == 0, "it must be a program now"
+    if size:
+        with there.open("r+b") as file:
+            file.seek(size - 1)
+            file.write(b"x")
+        assert (await connection.push(source, "data")).reused == 0
+        assert there.read_bytes() == source.read_bytes()
+    there.unlink()
+    os.link(source, there)
+    assert (await connection.push(source, "data")).reused == 0, "another name leads to it"
+
+
+@pytest.mark.trio
 async def test_push_without_copy_file_range(site: Local, tmp_path: Path, monkeypatch):
     def refuse(*_args: object, **_options: object) -> int:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

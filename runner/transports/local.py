@@ -74,12 +74,16 @@ class LocalConnection:
         }
 
     async def push(self, source: Path, target: str) -> Transferred:
-        """Copy a file into the folder."""
+        """Copy a file into the folder, unless the same one is there."""
         path = self._folder / checked_name(target)
         try:
-            size = await _copy(source, path, self._spare)
+            size = await _there(source, path)
+            if size is None:
+                size, reused = await _copy(source, path, self._spare), 0
+            else:
+                reused = size
             self._pushed.add(target)
-            return Transferred(size)
+            return Transferred(size, reused)
         except OSError as e:
             raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
 
@@ -318,6 +322,31 @@ def _remove(path: Path) -> None:
 
 def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
+
+
+async def _there(source: Path, target: Path) -> int | None:
+    """Return the size of a file if another has the same content and may be used the same way."""
+    try:
+        ours, theirs = source.stat(), target.lstat()
+    except OSError:
+        return None
+    modes = theirs.st_mode & 0o700 == ours.st_mode & 0o700 | 0o600
+    regular = stat.S_ISREG(ours.st_mode) and stat.S_ISREG(theirs.st_mode)
+    if not (regular and modes and theirs.st_nlink == 1 and ours.st_size == theirs.st_size):
+        return None
+    if ours.st_size <= _LARGE_BYTES:
+        same = _same(source, target)
+    else:
+        same = await trio.to_thread.run_sync(_same, source, target)
+    return ours.st_size if same else None
+
+
+def _same(one: Path, two: Path) -> bool:
+    with open(one, "rb", opener=_regular) as ours, open(two, "rb", opener=_regular) as theirs:
+        while chunk := ours.read(_LARGE_BYTES):
+            if theirs.read(_LARGE_BYTES) != chunk:
+                return False
+        return not theirs.read(1)
 
 
 async def _copy(source: Path, target: Path, spare: Path | None = None) -> int:
