@@ -195,7 +195,7 @@ def resilience_sentences(
     elif row["throughput"] is not None:
         calm = _count(row["calm_rounds"], "round")
         told.append(
-            f"throughput {_percent(row['throughput'])} of what it were if all rounds took as long as the "
+            f"throughput {_percent(row['throughput'])} of what it would be if all rounds took as long as the "
             f"{calm} without a fault ({duration(row['calm_s'])}); --against compares with another run"
         )
     return [printable(line) for line in told]

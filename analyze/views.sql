@@ -391,6 +391,9 @@ absent AS (
            r.nth - row_number() OVER (PARTITION BY w.run_no, w.rank ORDER BY r.nth) AS island
     FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt)
     WHERE w.state = 'absent' AND r.done),
+rejected AS (
+    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, e.reason, e.detail, e.reason IN ('late', 'deadline') AS given_up
+    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq WHERE p.kind = 'reject'),
 every AS (
     SELECT run_no, round, attempt, rank, seq,
            CASE phase WHEN 'push' THEN 'push failed' WHEN 'pull' THEN 'pull failed' WHEN 'train' THEN 'training failed'
@@ -401,9 +404,13 @@ every AS (
                      error, nullif(output_tail, '')) AS text,
            duration_us
     FROM store.spans WHERE failed
+    -- what was ended because nobody waited for it any more is told once
+    AND NOT (coalesce(error, '') LIKE 'ended: %' AND (run_no, round, attempt, rank) IN (
+        SELECT (run_no, round, attempt, rank) FROM rejected WHERE given_up))
     UNION ALL
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'weights rejected', e.reason || ': ' || e.detail, NULL
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq WHERE p.kind = 'reject'
+    SELECT run_no, round, attempt, rank, seq, CASE WHEN given_up THEN 'not in time' ELSE 'weights rejected' END,
+           CASE WHEN given_up THEN detail ELSE reason || ': ' || detail END, NULL
+    FROM rejected
     UNION ALL
     SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'metrics not used', e.error, NULL
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
@@ -843,4 +850,4 @@ COMMENT ON COLUMN resilience.elapsed_s IS 'from the first round''s start to the 
 COMMENT ON COLUMN resilience.commits_per_hour IS 'committed rounds an hour of that time';
 COMMENT ON COLUMN resilience.calm_rounds IS 'committed rounds in which nothing went wrong';
 COMMENT ON COLUMN resilience.calm_s IS 'their median duration, seconds';
-COMMENT ON COLUMN resilience.throughput IS 'committed rounds an hour as a share of what it were if all had taken as long as the calm ones; null where none was calm';
+COMMENT ON COLUMN resilience.throughput IS 'committed rounds an hour as a share of what it would be if all had taken as long as the calm ones; null where none was calm';

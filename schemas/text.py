@@ -168,7 +168,8 @@ def what(event: Mapping[str, Any]) -> str:
         case "aggregate":
             return _aggregate(event)
         case "reject":
-            return "weights kept out"
+            in_time = event.get("reason") not in {"late", "deadline"}
+            return "weights kept out" if in_time else ""
         case _:
             return ""
 

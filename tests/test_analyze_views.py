@@ -401,3 +401,15 @@ def test_machines_are_judged_over_all_runs(tmp_path: Path):
     play_round(log, 1, {}, evaluate=False)
     query = "SELECT host, workers, rounds, survived, failed, failure_rate FROM hosts ORDER BY host"
     assert ask(log, tmp_path, query) == [("local", 1, 2, 2, 0, 0.0), ("me@gpu1:2222", 1, 2, 1, 1, 0.5)]
+
+
+def test_who_was_not_waited_for_is_told_once(tmp_path):
+    log = started(workers=1)
+    log.round_start(0)
+    log.add("push", 0, 0, **logs.transfer(0.0))
+    log.t += 0.5
+    log.add("reject", 0, 0, reason="late", detail="not waited for")
+    log.add("exec", 0, 0, duration_s=0.5, error="ended: the grace time had passed")
+    log.round_end(0, 0)
+    got = ask(log, tmp_path, "SELECT what, text FROM losses WHERE rank = 0")
+    assert got == [("not in time", "not waited for")]

@@ -211,6 +211,10 @@ LINES = [
         "!!     1.500  w1   reject     weights kept out: shape: (1,) not (2,)",
     ),
     (
+        {"kind": "reject", "rank": 1, "reason": "late", "detail": "not waited for"},
+        "!!     1.500  w1   reject     late: not waited for",
+    ),
+    (
         {"kind": "metric", "values": {"loss": 0.123456, "n": 3.0}, "num_samples": 200.0},
         "       1.500       metric     loss 0.1235, n 3, 200 samples",
     ),
