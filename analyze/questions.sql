@@ -55,6 +55,27 @@ SELECT p.host, count(DISTINCT p.run_no) AS runs, count(*) AS workers, sum(p.roun
        (sum(p.failed) + sum(p.rejected) + sum(p.absent)) / nullif(sum(p.rounds), 0) AS failure_rate
 FROM placed p GROUP BY p.host;
 
+CREATE VIEW costs AS
+WITH moves AS (
+    SELECT e.run_no, e.rank, e.kind, e.t_us, s.end_us AS session_us,
+           try_cast(json_extract_string(e.facts, '$.price_per_hour') AS DOUBLE) AS price,
+           lead(e.t_us) OVER (PARTITION BY e.run_no, e.rank ORDER BY e.seq) AS next_us, e.seq
+    FROM store.events e ASOF JOIN store.session_ends s ON e.run_no = s.run_no AND e.seq >= s.from_seq
+    WHERE e.kind IN ('worker_up', 'worker_down') AND e.rank IS NOT NULL),
+stays AS (
+    SELECT run_no, rank, seq, greatest(least(coalesce(next_us, session_us), session_us) - t_us, 0) AS up_us,
+           CASE WHEN price >= 0 AND isfinite(price) THEN price END AS price
+    FROM moves WHERE kind = 'worker_up'),
+billed AS (
+    SELECT run_no, rank, sum(up_us)::BIGINT AS up_us, arg_max(price, seq) AS price,
+           sum(up_us * price) / 3600e6 AS cost
+    FROM stays GROUP BY ALL)
+SELECT u.run, b.run_no, b.rank, w.address, b.price AS price_per_hour, b.up_us / 1e6 AS connected_s,
+       coalesce(w.push_us + w.train_us + w.pull_us, 0) / 1e6 AS worked_s, b.cost,
+       b.cost * greatest(1 - coalesce(w.push_us + w.train_us + w.pull_us, 0) / nullif(b.up_us, 0), 0) AS idle_cost,
+       b.up_us AS connected_us, coalesce(w.push_us + w.train_us + w.pull_us, 0) AS worked_us
+FROM billed b JOIN store.runs u USING (run_no) LEFT JOIN workers w ON b.run_no = w.run_no AND b.rank = w.rank;
+
 COMMENT ON VIEW critical_path IS 'One row a try of a round that ended: the survivor that delivered last, and where the time until then and after it went. push, train, pull, other and after add up to the duration.';
 COMMENT ON COLUMN critical_path.run IS 'id of the run';
 COMMENT ON COLUMN critical_path.run_no IS 'number of the run among those loaded';
@@ -102,3 +123,15 @@ COMMENT ON COLUMN hosts.failed IS 'rounds in which they failed';
 COMMENT ON COLUMN hosts.rejected IS 'rounds in which their weights were kept out';
 COMMENT ON COLUMN hosts.absent IS 'rounds in which they left no trace';
 COMMENT ON COLUMN hosts.failure_rate IS 'share of rounds in which they failed, were kept out or were absent';
+COMMENT ON VIEW costs IS 'One row a worker: what it cost while it was connected, by the prices the job names.';
+COMMENT ON COLUMN costs.run IS 'id of the run';
+COMMENT ON COLUMN costs.run_no IS 'number of the run among those loaded';
+COMMENT ON COLUMN costs.rank IS 'worker';
+COMMENT ON COLUMN costs.address IS 'transport and place, as last joined';
+COMMENT ON COLUMN costs.price_per_hour IS 'as the job last said, in the user''s currency; null where it says none';
+COMMENT ON COLUMN costs.connected_s IS 'from joining to leaving or the end of the run, all its stays together, seconds';
+COMMENT ON COLUMN costs.worked_s IS 'of these, in pushes, training and pulls; seconds';
+COMMENT ON COLUMN costs.cost IS 'connected time by its price; null where the job names none. A machine that is lost or kept idle by its owner may be billed all the same';
+COMMENT ON COLUMN costs.idle_cost IS 'the part of the cost in which it neither moved files nor trained';
+COMMENT ON COLUMN costs.connected_us IS 'connected_s in microseconds';
+COMMENT ON COLUMN costs.worked_us IS 'worked_s in microseconds';

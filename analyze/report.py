@@ -14,6 +14,11 @@ from analyze.gantt import Chart, charts, states_of
 from analyze.terminal import Paper, gantt, sentence, shown_width, table
 from analyze.told import Table
 
+_COSTS = """
+SELECT run_no, count(*) AS workers, count(cost) AS priced, sum(cost) AS cost, sum(idle_cost) AS idle_cost,
+       sum(connected_s) FILTER (cost IS NOT NULL) AS connected_s
+FROM costs GROUP BY run_no HAVING count(cost) > 0"""
+
 
 @dataclass(slots=True)
 class Story:
@@ -28,11 +33,14 @@ class Story:
     resilience: Row | None = None
     against: Row | None = None
     """The resilience of the run it is compared with."""
+    cost: Row | None = None
+    """What its workers cost, where the job names prices."""
 
 
 def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
     """Yield each run of the loaded logs, but for the one that they are compared with."""
     resilience = {row["run_no"]: row for row in database.rows("SELECT * FROM resilience")}
+    costs = {row["run_no"]: row for row in database.rows(_COSTS)}
     files = {run["run_no"]: run["file"] for run in database.rows("SELECT run_no, file FROM runs")}
     other = next((no for no, file in files.items() if against is not None and file == str(against)), None)
     for run in database.rows("SELECT * FROM runs ORDER BY run_no"):
@@ -42,6 +50,7 @@ def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
         yield Story(
             resilience=resilience.get(no),
             against=resilience.get(other) if other is not None else None,
+            cost=costs.get(no),
             run=run,
             rounds=database.rows("SELECT * FROM rounds WHERE run_no = ? ORDER BY nth", no),
             metrics=database.rows(
@@ -113,6 +122,9 @@ def summary_lines(story: Story, paper: Paper) -> Iterator[str]:
         yield from ("", paper.paint("how it stood faults", bold=True))
         for line in told_of:
             yield from sentence(line, paper)
+    if story.cost:
+        yield from ("", paper.paint("what it cost", bold=True))
+        yield from sentence(told.cost_sentence(story.cost), paper)
     if story.damage:
         yield from ("", paper.paint("damage of the log", bold=True))
         for line in told.damage_sentences(story.damage):
@@ -171,6 +183,7 @@ def _page(database: Database, story: Story, made: list[Chart], inline: dict[str,
             "workers_metrics": any(m["source"] == "workers" for m in story.metrics),
             "losses": told.loss_sentences(story.losses),
             "resilience": told.resilience_sentences(story.resilience, story.against),
+            "cost": None if story.cost is None else told.cost_sentence(story.cost),
             "has_metrics": "metrics" in inline,
             "pictures": inline,
             "workers": html.workers_table(workers),

@@ -168,6 +168,15 @@ def loss_sentences(losses: Rows) -> list[str]:
     return [printable(line) for line in told]
 
 
+def cost_sentence(row: Mapping[str, Any]) -> str:
+    """Tell what a run's workers cost: ``priced`` of ``workers``, ``cost``, ``idle_cost``, ``connected_s``."""
+    whose = f"{row['priced']} of {row['workers']}" if row["priced"] < row["workers"] else str(row["workers"])
+    return (
+        f"{row['cost']:.4g} for {whose} workers, connected for {duration(row['connected_s'])} together, "
+        f"by the job's price_per_hour; {row['idle_cost']:.4g} of it while they moved no files nor trained"
+    )
+
+
 def resilience_sentences(
     row: Mapping[str, Any] | None, against: Mapping[str, Any] | None = None
 ) -> list[str]:

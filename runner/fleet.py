@@ -83,7 +83,11 @@ class Fleet:
                 self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
                 raise
             worker.has_files = False
-            up = WorkerUp(address=worker.connection.address, facts=dict(worker.connection.facts))
+            facts = dict(worker.connection.facts)
+            price = self.loaded.job.price(rank)
+            if price is not None:
+                facts["price_per_hour"] = price
+            up = WorkerUp(address=worker.connection.address, facts=facts)
             self.recorder.emit(up, round=round, rank=rank)
         traced = TracedConnection(
             worker.connection,

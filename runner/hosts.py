@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Meta, Struct
 Text = Annotated[str, Meta(min_length=1)]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Price = Annotated[float, Meta(ge=0, le=1e9)]
 _HOST = "a name of ~/.ssh/config, a host name, an address, user@host, host:port or [address]:port"
 _HOST_KEY = '"known" (by known_hosts), "accept-new", or a public key such as "ssh-ed25519 AAAA..."'
 _TARGET = re.compile(
@@ -32,6 +34,9 @@ class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="a folder over there for the files of runs; relative to the home folder"),
     ] = None
     host_key: Annotated[Text | None, Meta(description=_HOST_KEY)] = None
+    price_per_hour: Annotated[
+        Price | None, Meta(description="a number, 0 or more: what an hour of it costs, in your currency")
+    ] = None
 
     @property
     def shown(self) -> str:
@@ -103,13 +108,16 @@ def parse_line(line: str) -> Host | None:
         raise ValueError(f"{line.strip()!r}: {e}") from e
     if not words:
         return None
-    given: dict[str, str | int] = {"host": words[0]}
+    given: dict[str, str | int | float] = {"host": words[0]}
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in Host.__struct_fields__ or key == "host":
             known = ", ".join(f"{name}=" for name in Host.__struct_fields__[1:])
             raise ValueError(f"{word!r} is none of {known}")
         given[key] = int(value) if key == "port" and value.isdigit() else value
+        if key == "price_per_hour":
+            with suppress(ValueError):
+                given[key] = float(value)
     try:
         return resolved(msgspec.convert(given, Host))
     except msgspec.ValidationError as e:

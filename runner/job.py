@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 from runner import ownmethod
 from runner.arrays import sha256_of
 from runner.draws import Draw
-from runner.hosts import Host, Ssh
+from runner.hosts import Host, Price, Ssh
 from runner.optimizers import DEFAULTS, Settings
 from runner.recipe import METHODS, Recipe
 from runner.simjob import DRAWN, Sim
@@ -230,6 +230,10 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hosts: Annotated[Text | None, Meta(description="the path of a file of hosts, one a line")] = None
     worker: Annotated[tuple[Host, ...], Meta(description="[[worker]] tables, each with a host")] = ()
     ssh: Annotated[Ssh, Meta(description="a table")] = Ssh()
+    price_per_hour: Annotated[
+        Price | None,
+        Meta(description="a number, 0 or more: what an hour of a worker costs, in your currency"),
+    ] = None
     params: Annotated[Params, Meta(description="a table")] = Params()
     train: Annotated[Train, Meta(description="a table")] = Train()
     sim: Annotated[Sim | None, Meta(description="a table: workers are simulated")] = None
@@ -238,6 +242,11 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wire: Annotated[Wire, Meta(description="a table")] = Wire()
     deadlines: Annotated[Deadlines, Meta(description="a table")] = Deadlines()
     policy: Annotated[Policy, Meta(description="a table")] = Policy()
+
+    def price(self, rank: int) -> float | None:
+        """Return what an hour of a worker costs, in the user's currency; None where the job doesn't say."""
+        own = self.worker[rank].price_per_hour if rank < len(self.worker) else None
+        return self.price_per_hour if own is None else own
 
     @property
     def total_nodes(self) -> int:

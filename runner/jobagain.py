@@ -16,8 +16,18 @@ from runner.errors import JobError, Problem
 from runner.job import Job, LoadedJob
 from runner.jobfile import load
 
-_MAY_CHANGE = ("deadlines", "policy", "file", "sent_sha256", "chaos", "hosts", "worker", "ssh")
-"""Parts of a job that may differ when a run is resumed; the log's are used, but the job file's hosts."""
+_MAY_CHANGE = (
+    "deadlines",
+    "policy",
+    "file",
+    "sent_sha256",
+    "chaos",
+    "hosts",
+    "worker",
+    "ssh",
+    "price_per_hour",
+)
+"""Parts of a job that may differ when a run is resumed; the log's are used, but for hosts and prices."""
 
 
 def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedJob:
@@ -60,16 +70,15 @@ def from_log(described: dict[str, Any], environ: Mapping[str, str] = os.environ)
 
 
 def _with_hosts_of_now(loaded: LoadedJob, environ: Mapping[str, str]) -> LoadedJob:
-    """Take the hosts from the job file, if they are as many: a machine may have come back elsewhere."""
-    if not loaded.job.worker:
-        return loaded
+    """Take prices and, if they are as many, hosts from the job file: machines may be back elsewhere."""
     try:
         now = load(loaded.file, environ).job
     except JobError:
         return loaded
-    if len(now.worker) != len(loaded.job.worker):
-        return loaded
-    return replace(loaded, job=replace(loaded.job, worker=now.worker, ssh=now.ssh))
+    job = replace(loaded.job, price_per_hour=now.price_per_hour)
+    if job.worker and len(now.worker) == len(job.worker):
+        job = replace(job, worker=now.worker, ssh=now.ssh)
+    return replace(loaded, job=job)
 
 
 def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str, str]) -> list[Problem]:

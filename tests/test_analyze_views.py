@@ -18,6 +18,7 @@ from analyze.database import Database, empty, opened
 from analyze.glyphs import SETS
 from analyze.report import gantt_lines, stories, summary_lines
 from analyze.terminal import Paper
+from analyze.told import cost_sentence
 from schemas.events import BODIES
 
 
@@ -413,3 +414,27 @@ def test_who_was_not_waited_for_is_told_once(tmp_path):
     log.round_end(0, 0)
     got = ask(log, tmp_path, "SELECT what, text FROM losses WHERE rank = 0")
     assert got == [("not in time", "not waited for")]
+
+
+def test_what_workers_cost(tmp_path):
+    log = Log(workers=3, rounds=1)
+    log.start()
+    for rank, price in ((0, 3.6), (1, "1e400"), (2, 7.2)):
+        log.add("worker_up", 0, rank, address="local:w", facts={"price_per_hour": price})
+    log.round_start(0)
+    log.t += 10
+    log.add("push", 0, 0, **logs.transfer(2.5))
+    log.add("worker_down", 0, 2, reason="lost", detail="gone", for_good=False)
+    log.t += 10
+    log.add("worker_up", 0, 2, address="local:w", facts={"price_per_hour": 3.6})
+    log.t += 10
+    log.round_end(0, 0)
+    got = ask(
+        log, tmp_path, "SELECT rank, price_per_hour, connected_s, cost, idle_cost FROM costs ORDER BY rank"
+    )
+    assert got[0] == (0, 3.6, 30.0, pytest.approx(0.03), pytest.approx(0.03 * 27.5 / 30))
+    assert got[1] == (1, None, 30.0, None, None)
+    assert got[2] == (2, 3.6, 20.0, pytest.approx(0.02 + 0.01), pytest.approx(0.03))
+    with database_of(log, tmp_path) as database:
+        (story,) = stories(database)
+    assert cost_sentence(story.cost).startswith("0.06 for 2 of 3 workers, connected for 50.0 s together")

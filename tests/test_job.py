@@ -40,6 +40,7 @@ def test_a_job_with_all_there_is(tmp_path: Path):
         tmp_path,
         seed=2**63 - 1,
         workers=3,
+        price_per_hour=0.25,
         params={"keep": 1},
         train={
             "command": ["python", "t.py"],
@@ -59,6 +60,7 @@ def test_a_job_with_all_there_is(tmp_path: Path):
     described = loaded.describe()
     assert "secret" not in str(described["train"]["env"])
     assert (described["policy"]["quorum"], described["folder"]) == (3, str(tmp_path.resolve()))
+    assert [loaded.job.price(rank) for rank in range(2)] == [0.25, 0.25]
     assert [str(target) for _, target in loaded.files_for(0, 0)] == ["a", "d/b"]
 
 
@@ -92,7 +94,7 @@ quorum = 1.5
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "wrokers": "job.toml:3: wrokers: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, spares, hosts, worker, ssh, params, train, sim, evaluate, aggregate, "
+        "name, rounds, seed, workers, spares, hosts, worker, ssh, price_per_hour, params, train, sim, evaluate, aggregate, "
         "wire, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000; "
         "where hosts are listed they are counted",

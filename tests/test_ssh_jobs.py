@@ -97,9 +97,10 @@ def test_names_as_ssh_itself_would_take_them(tmp_path: Path, server: Sshd):
     (home / ".ssh" / "config").write_text(
         f"Host gpu1\n  HostName 127.0.0.1\n  Port {server.port}\n  IdentityFile {server.key}\n"
     )
-    (tmp_path / "hosts.txt").write_text(f'# ours\ngpu1 folder="{server.home}/a b"\n\n')
+    (tmp_path / "hosts.txt").write_text(f'# ours\ngpu1 folder="{server.home}/a b" price_per_hour=0.5\n\n')
     path = write_job(tmp_path, workers=None, hosts="hosts.txt")
     run = start(path, env=environ(HOME=str(home), SSH_AUTH_SOCK=None))
+    assert run.one("worker_up")["facts"]["price_per_hour"] == 0.5
     assert run.one("worker_up")["address"] == "ssh:gpu1"
     assert run.one("run_end")["status"] == "completed"
     (home / ".ssh" / "known_hosts").write_text("")
