@@ -23,6 +23,8 @@ from schemas.events import BODIES, MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
 _LOCK_S = 1.0
+_GATHERED_BYTES = 1 << 16
+"""Lines of simulated time that are written at once, at most."""
 
 
 class _Shape:
@@ -99,7 +101,9 @@ class Recorder(Closing):
         run: id of the run.
         folder: where events go that are too long for a line; named relative to the log.
         clock: seconds from any origin, monotonic.
-        began: for a clock of simulated time: when the run began, UTC; ``ts`` is that and ``t``.
+        began: for a clock of simulated time: when the run began, UTC; ``ts`` is that and ``t``. Lines are
+            then gathered and written together, at the latest by :meth:`flush`: nothing outside the simulation
+            has happened meanwhile, and a fleet of thousands has a million of them.
         secrets: texts that never reach the log; each becomes ``***``.
         listeners: called with every event after it was written.
         after: the log is gone on with from here.
@@ -131,6 +135,7 @@ class Recorder(Closing):
         self._began = clock()
         self._date = None if began is None else began.replace(microsecond=0)
         self._date_us = 0 if began is None else began.microsecond
+        self._gathered = None if began is None else bytearray()
         self._second = (-1, "")
         self._seq = 0
         self._last_us = 0
@@ -169,7 +174,7 @@ class Recorder(Closing):
     def emit(
         self, body: Body, *, round: int | None = None, rank: int | None = None, since_us: int | None = None
     ) -> int:
-        """Append one event, whole, by one write.
+        """Append one event; its line is never split over two writes.
 
         Args:
             body: the fields of its kind.
@@ -214,6 +219,7 @@ class Recorder(Closing):
         Raises:
             LogError: the disk refused.
         """
+        self._write_gathered()
         try:
             await in_thread(self._sync)
         except OSError as e:
@@ -233,16 +239,37 @@ class Recorder(Closing):
             raise OSError(errno.ENOENT, "it was moved away while it was being written")
 
     def close(self) -> None:
-        """Unlock and close the log; once more is fine."""
+        """Unlock and close the log; once more is fine.
+
+        Raises:
+            LogError: what was gathered could not be written.
+        """
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            try:
+                if self._broken is None:
+                    self._write_gathered()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
 
     def relative(self, path: Path) -> str:
         """Return a path the way events name it: relative to the log's folder, with ``/``."""
         return Path(os.path.relpath(path, self.path.parent)).as_posix()
 
     def _append(self, line: bytes) -> None:
+        if self._gathered is None:
+            self._write(line)
+            return
+        if len(self._gathered) + len(line) > _GATHERED_BYTES:
+            self._write_gathered()
+        self._gathered += line
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            lines, self._gathered = self._gathered, bytearray()
+            self._write(lines)
+
+    def _write(self, line: bytes | bytearray) -> None:
         try:
             written = os.write(self._fd, line)
         except OSError as e:

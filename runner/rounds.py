@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -100,7 +99,7 @@ class RoundRun:
         self._alarms: list[trio.CancelScope] = []
         self._over = trio.Event()
         self._simulated = simulated()
-        self._checked: dict[int, Checked | ArrayError] = {}
+        self._checked: dict[Path, Checked | ArrayError] = {}
         self._heard: list[tuple[float, Said | Alarm, Failure | None]] = []
         self.deliveries: dict[int, Delivery] = {}
 
@@ -161,8 +160,10 @@ class RoundRun:
     async def _take(self, do: Do) -> tuple[Said, Failure | None]:
         """Take one step with a worker and return what came of it."""
         try:
-            shard = self._begin.shards[do.rank]
-            traced = await self._fleet.join(do.rank, shard, self._number, do.attempt)
+            traced = self._fleet.joined(do.rank, self._number, do.attempt)
+            if traced is None:
+                shard = self._begin.shards[do.rank]
+                traced = await self._fleet.join(do.rank, shard, self._number, do.attempt)
             await self._steps[do.step](do.rank, traced)
         except WorkerError as e:
             lost = isinstance(e, ConnectionLostError)
@@ -278,13 +279,15 @@ class RoundRun:
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
         timeout_s = self._loaded.job.deadlines.pull_s
         delivery = self.deliveries[rank]
-        await traced.pull(
+        done = await traced.pull(
             self._names["weights"],
             self.files.arrived(delivery),
             max_bytes=self.files.limit,
             timeout_s=timeout_s,
             plain_bytes=self.files.pulled_plain_bytes,
         )
+        if done.shared is not None:
+            delivery.path, delivery.shared = done.shared, True
         if delivery.metrics_bytes is None:
             return
         if delivery.metrics_bytes > metrics.MAX_BYTES:
@@ -304,7 +307,7 @@ class RoundRun:
     async def _check(self, rank: int, traced: TracedConnection) -> None:  # noqa: ARG002 - likewise
         delivery = self.deliveries[rank]
         try:
-            if self._simulated:
+            if delivery.shared:
                 delivery.checked = self._check_once(delivery.path)
             else:
                 delivery.checked = await in_thread(self.files.check, delivery, stop_point())
@@ -319,14 +322,13 @@ class RoundRun:
         return report.num_samples
 
     def _check_once(self, path: Path) -> Checked:
-        """Check weights that many simulated workers share, under names of their own, only once."""
-        inode = os.stat(path).st_ino  # noqa: PTH116 - half the time of Path.stat, 200,000 times
-        if inode not in self._checked:
+        """Check weights that many simulated workers share only once."""
+        if path not in self._checked:
             try:
-                self._checked[inode] = check_weights(path, self._params.path)
+                self._checked[path] = check_weights(path, self._params.path)
             except ArrayError as e:
-                self._checked[inode] = e
-        found = self._checked[inode]
+                self._checked[path] = e
+        found = self._checked[path]
         if isinstance(found, ArrayError):
             raise ArrayError(found.reason, found.detail)
         return found

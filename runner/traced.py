@@ -80,7 +80,7 @@ class TracedConnection:
             )
 
         with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
-            with trio.move_on_after(timeout_s):
+            with trio.CancelScope(relative_deadline=timeout_s):
                 done = await self._connection.push(source, target)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -115,7 +115,7 @@ class TracedConnection:
             )
 
         with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
-            with trio.move_on_after(timeout_s):
+            with trio.CancelScope(relative_deadline=timeout_s):
                 done = await self._connection.pull(source, target, max_bytes=max_bytes)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -154,7 +154,7 @@ class TracedConnection:
         shown = command if isinstance(command, str) else shlex.join(command)
         with _Span(self, ExecStart(command=shown, attempt=self._attempt), finish):
             until = trio.current_time() + timeout_s
-            with trio.move_on_after(min(timeout_s, idle_s)) as scope:
+            with trio.CancelScope(relative_deadline=min(timeout_s, idle_s)) as scope:
                 output.heard = partial(_put_off, scope, until, idle_s)
                 ended = await self._connection.exec(
                     command, env=env, output=output, remove=remove, expect=expect
