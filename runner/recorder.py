@@ -25,6 +25,7 @@ _SHORT = 1000
 _LOCK_S = 1.0
 _GATHERED_BYTES = 1 << 16
 """Lines of simulated time that are written at once, at most."""
+_ENVELOPE = ("v", "run", "seq", "t", "ts", "kind", "round", "rank")
 
 
 class _Shape:
@@ -33,10 +34,12 @@ class _Shape:
     def __init__(self, body: type[Body]) -> None:
         hints = get_type_hints(body)
         fixed = {name for name, hint in hints.items() if get_origin(hint) is Literal} | {"params_sha256"}
-        self.names = tuple(f.name for f in fields(body))
-        self.values: Callable[[Body], tuple[Any, ...]] = attrgetter(*self.names)
-        """Of a body, as many as there are names: every kind has more than one."""
-        self.free = frozenset(self.names) - fixed
+        names = tuple(f.name for f in fields(body))
+        self.names = (*_ENVELOPE, *names)
+        self.values: Callable[[Body], tuple[Any, ...]] = attrgetter(*names)
+        """Of a body, as many as it has fields: every kind has more than one."""
+        self.span = issubclass(body, Finished)
+        self.free = frozenset(names) - fixed
         """Those that may have text that others chose."""
 
 
@@ -191,21 +194,12 @@ class Recorder(Closing):
         if self._broken is not None:
             raise LogError(self._broken)
         t_us = self.now_us()
-        event: dict[str, Any] = {
-            "v": VERSION,
-            "run": self.run,
-            "seq": self._seq,
-            "t": t_us / 1e6,
-            "ts": self._ts(t_us),
-            "kind": body.kind,
-            "round": round,
-            "rank": rank,
-        }
         shape = _SHAPES[type(body)]
-        event.update(zip(shape.names, shape.values(body), strict=True))
+        envelope = (VERSION, self.run, self._seq, t_us / 1e6, self._ts(t_us), body.kind, round, rank)
+        event: dict[str, Any] = dict(zip(shape.names, envelope + shape.values(body), strict=True))
         if self._secrets:
             event.update((name, masked_value(event[name], self._secrets)) for name in shape.free)
-        if isinstance(body, Finished) and since_us is not None:
+        if shape.span and since_us is not None:
             event["duration_s"] = (t_us - since_us) / 1e6
         self._append(self._line(event))
         self._seq += 1

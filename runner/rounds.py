@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
@@ -88,13 +88,6 @@ class RoundRun:
             "ROUNDLOG_WORLD_SIZE": str(job.total_nodes),
             "ROUNDLOG_SHARDS": str(job.workers),
         }
-        self._steps: dict[Step, Callable[[int, TracedConnection], Coroutine[Any, Any, None]]] = {
-            Step.JOIN: self._joined,
-            Step.PUSH: self._push,
-            Step.TRAIN: self._train,
-            Step.PULL: self._pull,
-            Step.CHECK: self._check,
-        }
         self._scopes: dict[int, trio.CancelScope] = {}
         self._alarms: list[trio.CancelScope] = []
         self._over = trio.Event()
@@ -164,7 +157,7 @@ class RoundRun:
             if traced is None:
                 shard = self._begin.shards[do.rank]
                 traced = await self._fleet.join(do.rank, shard, self._number, do.attempt)
-            await self._steps[do.step](do.rank, traced)
+            await self._STEPS[do.step](self, do.rank, traced)
         except WorkerError as e:
             lost = isinstance(e, ConnectionLostError)
             if lost and self._fleet.worker(do.rank).connection is not None:
@@ -315,6 +308,14 @@ class RoundRun:
             raise self._reject(rank, e.reason, e.detail) from e
         except OSError as e:
             raise self._reject(rank, "unreadable", f"can't be written anew: {e.strerror}") from e
+
+    _STEPS: ClassVar[dict[Step, Callable[[RoundRun, int, TracedConnection], Coroutine[Any, Any, None]]]] = {
+        Step.JOIN: _joined,
+        Step.PUSH: _push,
+        Step.TRAIN: _train,
+        Step.PULL: _pull,
+        Step.CHECK: _check,
+    }
 
     def _told(self, rank: int, report: metrics.Report) -> float | None:
         """Put a worker's metrics into the log, and return its ``num_samples``."""

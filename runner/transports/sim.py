@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from runner.connection import Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
@@ -30,7 +31,7 @@ from runner.simtime import Clock
 Given = TypeVar("Given")
 
 _BAD_WEIGHTS = ("nan", "shape")
-SHARED = 16
+SHARED = 8
 """Files of weights that differ, in a round; ranks that many apart hand back the same."""
 
 
@@ -77,6 +78,8 @@ class World:
         self._workers: dict[int, SimConnection] = {}
         self._made: dict[tuple[int, str], tuple[Path, int]] = {}
         self._params: dict[int, Path] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        """What is in this round's params, once it is needed."""
 
     def __call__(self, event: Mapping[str, object]) -> None:
         """Take an event of the log."""
@@ -86,6 +89,7 @@ class World:
                 path.unlink(missing_ok=True)
             self._made.clear()
             self._params.clear()
+            self._arrays.clear()
 
     def close(self) -> None:
         """Take no more events."""
@@ -151,7 +155,8 @@ class World:
                 raise WorkerError("no params were pushed in this round")
             self._scratch.mkdir(parents=True, exist_ok=True)
             path = self._scratch / f"weights-{self.round:04}-{key[0]}-{kind or 'good'}{params.suffix}"
-            _make_weights(params, path, [self.seed, self.round, key[0]], kind)
+            self._arrays = self._arrays or _loaded(params)
+            _make_weights(self._arrays, path, [self.seed, self.round, key[0]], kind)
             self._made[key] = path, path.stat().st_size
         return self._made[key]
 
@@ -234,7 +239,9 @@ class SimConnection:
         self._ready.clear()
         train_s = self._world.train_s.draw(self._rng) * self._slowness
         struck = self._struck("exec")
-        if not await self._reachable(self._train, train_s, struck):
+        if not self._world.sim.faults:
+            await self._sleep(train_s)
+        elif not await self._reachable(self._train, train_s, struck):
             return Ended(-9)
         self._good = struck.fault.what if struck is not None and struck.fault.what in _BAD_WEIGHTS else ""
         for name in expect:
@@ -283,7 +290,10 @@ class SimConnection:
 
     async def _travel(self, during: During, size: int, line: SharedLine) -> None:
         """Let a transfer take its time, with what strikes it."""
-        await self._reachable(self._transfer, size, line, self._struck(during))
+        if self._world.sim.faults:
+            await self._reachable(self._transfer, size, line, self._struck(during))
+        else:
+            await self._carry(size, line)
 
     async def _transfer(self, size: int, line: SharedLine, struck: Struck | None) -> None:
         if struck is None or struck.fault.what == "slow":
@@ -321,8 +331,6 @@ class SimConnection:
         Raises:
             ConnectionLostError: it can't, or can't any more.
         """
-        if not self._world.sim.faults:
-            return await do(*args)
         at, fault = self._lost_at()
         left = at - self._world.now_s()
         if left > 0:
@@ -356,12 +364,19 @@ class SimConnection:
         return error
 
 
-def _make_weights(params: Path, target: Path, seed: list[int], kind: str) -> None:
+def _loaded(params: Path) -> dict[str, NDArray[Any]]:
+    loaded = np.load(params, allow_pickle=False)
+    if params.suffix != ".npz":
+        return {"array": loaded}
+    with loaded:
+        return dict(loaded)
+
+
+def _make_weights(params: Mapping[str, NDArray[Any]], target: Path, seed: list[int], kind: str) -> None:
     """Write the params with a little noise; ``nan`` and ``shape`` make weights that must be rejected."""
     rng = np.random.default_rng(seed)
-    loaded = np.load(params, allow_pickle=False)
-    arrays = dict(loaded) if params.suffix == ".npz" else {"array": loaded}
-    for name, array in arrays.items():
+    arrays: dict[str, Any] = {}
+    for name, array in params.items():
         changed = array
         if array.dtype.kind == "f":
             changed = (array + 0.01 * rng.standard_normal(array.shape)).astype(array.dtype)
@@ -369,7 +384,7 @@ def _make_weights(params: Path, target: Path, seed: list[int], kind: str) -> Non
                 changed = np.full_like(changed, np.nan)
         arrays[name] = np.append(changed.ravel(), changed.dtype.type(0)) if kind == "shape" else changed
     with target.open("wb") as file:
-        if params.suffix == ".npz":
+        if target.suffix == ".npz":
             np.savez(file, **arrays)
         else:
             np.save(file, arrays["array"])
