@@ -80,7 +80,8 @@ def fleets(folder: Path, rounds: int, most: int) -> None:
         costs[workers] = (ran.cpu_s - start) / workers / times
         targets = f" (target {TARGET_S} s, {TARGET_MB} MB)" if (workers, times) == (10_000, 20) else ""
         print(
-            f"{workers:>6} workers x {times:>3} rounds: {ran.seconds:6.1f} s, {ran.megabytes:4.0f} MB{targets}, "
+            f"{workers:>6} workers x {times:>3} rounds: {ran.seconds:6.1f} s, "
+            f"{ran.megabytes:4.0f} MB{targets}, "
             f"{costs[workers] * 1e6:5.0f} us a worker and round",
             flush=True,
         )
