@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conformance import ESCAPES, made
+from conformance import Anywhere, Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Run, runner, start
@@ -17,7 +17,7 @@ from test_job import problems
 
 from runner.connection import Connection
 from runner.draws import Draw, LogNormal
-from runner.errors import ConnectionLostError, TransferError
+from runner.errors import ConnectionLostError
 from runner.sharing import SharedLine
 from runner.simjob import Fault, Sim
 from runner.simtime import Clock, in_thread, instants, simulated
@@ -309,63 +309,43 @@ def test_a_distribution_that_is_none(tmp_path: Path, value: str):
     assert any(key.startswith("sim.train_s") for key in problems(job))
 
 
-class TestConformance:
-    """What of the suite makes sense where no bytes travel and no command runs.
+class Simulated(Clock, Site):
+    """A site of simulated workers; the clock that its tests run under, too."""
 
-    Files that come back as they went, folders, links, output, processes: there are none. Names, errors,
-    cancelling and closing are as everywhere.
-    """
-
-    def run(self, work, folder: Path, *faults: Fault):
+    def __init__(self, folder: Path, *faults: Fault) -> None:
+        super().__init__()
         sim = Sim(params_bytes=10, faults=faults, train_s=Draw(lognormal=LogNormal(median=5, sigma=1)))
-        clock = Clock()
-        world = World(sim, 1, folder, folder / "scratch", clock)
+        self.world = World(sim, 1, folder, folder / "scratch", self)
 
-        async def go() -> None:
-            await work(await world.connect(0))
+    async def connect(self, rank: int = 0) -> Connection:
+        return await self.world.connect(rank)
 
-        return timed(go, clock=clock)[1]
+    def files(self, rank: int = 0) -> set[str]:  # noqa: ARG002 - nobody has any
+        return set()
 
-    @pytest.mark.parametrize("name", ESCAPES)
-    def test_a_name_never_leaves_the_folder(self, tmp_path: Path, name: str):
-        async def work(connection: Connection) -> None:
-            with pytest.raises(TransferError, match="inside the worker's folder"):
-                await connection.push(made(tmp_path / "source", 3), name)
-            with pytest.raises(TransferError, match="inside the worker's folder"):
-                await connection.pull(name, tmp_path / "target", max_bytes=9)
+    def read(self, name: str, rank: int = 0) -> bytes:
+        raise NotImplementedError
 
-        self.run(work, tmp_path)
-        assert not (tmp_path / "target").exists()
+    def shell(self, script: str, rank: int = 0) -> str:
+        raise NotImplementedError
 
-    def test_push_of_what_is_no_file_and_pull_of_what_is_not_there(self, tmp_path: Path):
-        async def work(connection: Connection) -> None:
-            for source in (tmp_path / "missing", tmp_path):
-                with pytest.raises(TransferError, match="can't push"):
-                    await connection.push(source, "file")
-            with pytest.raises(TransferError, match="can't pull"):
-                await connection.pull("weights-0000.npy", tmp_path / "target", max_bytes=9)
+    def alive(self, pid: int) -> bool:
+        raise NotImplementedError
 
-        self.run(work, tmp_path)
 
-    def test_cancelled_it_ends_at_once_and_works_on(self, tmp_path: Path):
-        source = made(tmp_path / "source", 100_000_000)
+@pytest.fixture(params=["calm", "under faults"])
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Simulated:
+    never = [Fault(what="slow", probability=0), Fault(what="partition", ranks=(9,))]
+    return Simulated(tmp_path, *(never if request.param == "under faults" else ()))
 
-        async def work(connection: Connection) -> None:
-            with trio.move_on_after(0.5) as scope:
-                await connection.push(source, "file")
-            assert scope.cancelled_caught
-            assert (await connection.push(made(tmp_path / "small", 10), "file")).size_bytes == 10
-            await connection.close()
-            await connection.close()
-            assert connection.address
-            assert connection.facts["cpus"] >= 1
 
-        assert self.run(work, tmp_path) < 1
+class TestAnywhere(Anywhere):
+    """What of the suite makes sense where no bytes travel and no command runs."""
 
-    def test_a_worker_that_has_vanished_can_not_be_reached(self, tmp_path: Path):
-        async def work(connection: Connection) -> None:
-            raise AssertionError("it was reached")
 
-        with pytest.raises(ConnectionLostError, match="vanished") as caught:
-            self.run(work, tmp_path, Fault(what="vanish"))
-        assert caught.value.injected == "vanish"
+@pytest.mark.trio
+async def test_a_worker_that_has_vanished_can_not_be_reached(tmp_path: Path):
+    gone = Simulated(tmp_path, Fault(what="vanish"))
+    with pytest.raises(ConnectionLostError, match="vanished") as caught:
+        await gone.connect()
+    assert caught.value.injected == "vanish"
