@@ -27,6 +27,14 @@ class Transferred:
     shared: Path | None = None
 
 
+@dataclass(slots=True)
+class Cut:
+    """How far a transfer came that failed: the file's size, and how much of it had got across."""
+
+    size_bytes: int
+    arrived_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended: its exit code (negative: the signal), and the sizes of regular files it left.

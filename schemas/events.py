@@ -161,6 +161,9 @@ class _Transfer(Finished):
     plain_bytes: Annotated[
         Count | None, Doc(description="size of the file it stands for, where it travels encoded")
     ] = None
+    arrived_bytes: Annotated[
+        Count | None, Doc(description="of one that failed: how much had got across; null where not known")
+    ] = None
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
     ] = None

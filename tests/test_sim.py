@@ -195,6 +195,49 @@ def test_a_fault_costs_its_worker_alone_and_is_told_as_injected(fault: dict, kin
     assert {e["injected"] for e in events if e["rank"] != 2 and "injected" in e} == {None}
 
 
+@pytest.mark.parametrize("during", ["push", "pull"])
+@pytest.mark.parametrize(
+    ("fault", "seconds", "got"),
+    [
+        ({"what": "crash"}, None, None),
+        ({"what": "hang"}, 50.0, None),
+        ({"what": "slow", "factor": 200}, 50.0, 250_000),
+    ],
+    ids=["crash", "hang", "slow"],
+)
+def test_a_cut_transfer_tells_what_had_got_across(
+    during: str, fault: dict, seconds: float | None, got: int | None
+):
+    """Alone on its line a transfer carries a megabyte a second, from the first instant."""
+    events = simulate(
+        {**fault, "during": during, "times": 9, "ranks": [1]},
+        workers=2,
+        rounds=1,
+        policy={"quorum": 1, "retries": 0},
+        deadlines={"push_s": 50, "pull_s": 50},
+    )
+    assert {e["arrived_bytes"] for e in of(events, during, rank=0)} == {None}
+    (cut,) = of(events, during, rank=1)
+    if seconds is None:
+        assert cut["arrived_bytes"] == pytest.approx(cut["duration_s"] * 1e6, abs=2)
+    else:
+        assert cut["duration_s"] == seconds
+        assert 0 < cut["arrived_bytes"] < 1_000_000
+    assert got in (None, cut["arrived_bytes"])
+
+
+@pytest.mark.parametrize(("line", "got"), [(None, 500_000), (2_000_000, 250_000)])
+def test_a_transfer_cut_off_on_a_shared_line_has_its_share(line: int | None, got: int):
+    """A partition begins half a second after four pushes of a megabyte each."""
+    cut = simulate(
+        {"what": "partition", "at_s": 0.5, "for_s": 1000},
+        sim={} if line is None else {"uplink_bytes_per_s": line},
+        rounds=1,
+        policy={"round_retries": 0, "retries": 0},
+    )
+    assert [(e["size_bytes"], e["arrived_bytes"]) for e in of(cut, "push")] == [(1_000_000, got)] * 4
+
+
 def test_a_fault_that_strikes_once_is_survived_by_a_retry():
     events = simulate({"what": "crash", "during": "pull", "ranks": [1]}, rounds=1)
     assert [e["attempt"] for e in of(events, "pull", rank=1)] == [1, 2]

@@ -20,7 +20,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from runner.connection import Ended, Sink, Transferred, checked_name
+from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
 from runner.errors import ConnectionLostError, TransferError, WorkerError
 from runner.job import Command
@@ -181,6 +181,8 @@ class SimConnection:
         """What it has for the coordinator to pull: names and sizes."""
         self.injected: str | None = None
         """The fault that the last call met."""
+        self.cut: Cut | None = None
+        """How far the last transfer came, if it failed."""
         self.address = f"sim:{rank}"
         self.folder = f"/sim/{rank}"
         self.facts: Mapping[str, str | int | float] = {"cpus": 1, "line_bytes_per_s": self._bytes_per_s}
@@ -259,7 +261,7 @@ class SimConnection:
 
     def _begin(self) -> None:
         """Begin a call; draw what strikes in this try of the round when it is its first."""
-        self.injected = None
+        self.injected = self.cut = None
         world = self._world
         if self._try == (world.round, world.attempt):
             return
@@ -290,6 +292,7 @@ class SimConnection:
 
     async def _travel(self, during: During, size: int, line: SharedLine) -> None:
         """Let a transfer take its time, with what strikes it."""
+        self.cut = Cut(size)
         if self._world.sim.faults:
             await self._reachable(self._transfer, size, line, self._struck(during))
         else:
@@ -300,6 +303,7 @@ class SimConnection:
             await self._carry(size, line, struck.fault.factor if struck is not None else 1.0)
             return
         await self._carry(size * struck.after, line)
+        self._arrived(size * struck.after)
         if struck.fault.what == "hang":
             await trio.sleep_forever()
         raise self._lost("crash", "the worker crashed")
@@ -322,8 +326,24 @@ class SimConnection:
     async def _carry(self, size: float, line: SharedLine, factor: float = 1.0) -> None:
         """Wait as long as bytes take: the longer of their share of the coordinator's line and their own."""
         own_s = size / self._bytes_per_s if self._bytes_per_s else math.inf
-        until = self._world.clock.now + (self._latency_s + own_s) * factor
-        await line.carry(size, until)
+        clock = self._world.clock
+        began = clock.now
+        shared = size
+
+        def cut(carried: float) -> None:
+            nonlocal shared
+            shared = carried
+
+        try:
+            await line.carry(size, began + (self._latency_s + own_s) * factor, cut)
+        except trio.Cancelled:
+            own = (clock.now - began - self._latency_s * factor) * self._bytes_per_s / factor
+            self._arrived(min(own, shared, size))
+            raise
+
+    def _arrived(self, count: float) -> None:
+        if self.cut is not None:
+            self.cut.arrived_bytes = max(int(count), 0)
 
     async def _reachable(self, do: Callable[..., Awaitable[Given]], *args: object) -> Given:
         """Do something that takes time, as long as the worker can be reached.
