@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeVar
 import trio
 from msgspec import Meta, Struct
 
-from runner.connection import Connection, Ended, Sink, Transferred
+from runner.connection import Connection, Cut, Ended, Sink, Transferred
 from runner.errors import ConnectionLostError, WorkerError
 from runner.job import Command
 
@@ -155,6 +155,11 @@ class ChaosConnection:
     def injected(self) -> str | None:
         """The fault that the last call met, also one that the wrapped connection put in."""
         return self._injected or getattr(self._connection, "injected", None)
+
+    @property
+    def cut(self) -> Cut | None:
+        """How far the last transfer came, where the wrapped connection knows."""
+        return getattr(self._connection, "cut", None)
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Push, and be struck."""

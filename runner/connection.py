@@ -16,10 +16,23 @@ from runner.job import Command
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What a transfer did: the file's size, and how much of it was there already."""
+    """What a transfer did: the file's size, and how much of it was there already.
+
+    ``shared`` is where a pulled file lies if not at its target: workers that are simulated hand back the same
+    few files, which nobody may change or delete.
+    """
 
     size_bytes: int
     reused: int = 0
+    shared: Path | None = None
+
+
+@dataclass(slots=True)
+class Cut:
+    """How far a transfer came that failed: the file's size, and how much of it had got across."""
+
+    size_bytes: int
+    arrived_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ class Connection(Protocol):
         ...
 
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
-        """Copy a regular file from the worker, whole or not at all.
+        """Copy a regular file from the worker, whole or not at all; see ``Transferred.shared``.
 
         Raises:
             TransferError: there is no such file, or it is too large, or it could not travel.

@@ -65,6 +65,14 @@ class Fleet:
             self._workers[rank] = Worker(rank, Output(path, limit, self.loaded.secrets.values()))
         return self._workers[rank]
 
+    def joined(self, rank: int, round: int, attempt: int) -> TracedConnection | None:
+        """Return a worker's connection as it was last handed out, if that was for this round and attempt."""
+        worker = self.worker(rank)
+        if worker.traced is None or not worker.has_files:
+            return None
+        in_round, in_attempt, traced = worker.traced
+        return traced if in_round == round and in_attempt == attempt else None
+
     async def join(self, rank: int, shard: int, round: int, attempt: int = 1) -> TracedConnection:
         """Return a worker's connection, traced; connect one that has none, and send it its files.
 
@@ -72,8 +80,6 @@ class Fleet:
             WorkerError: it can't be reached or its files can't be sent; it has left again then.
         """
         worker = self.worker(rank)
-        if worker.traced is not None and worker.has_files and worker.traced[:2] == (round, attempt):
-            return worker.traced[2]
         if worker.connection is None:
             try:
                 worker.connection = await self._connect(rank)

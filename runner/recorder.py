@@ -24,6 +24,9 @@ from schemas.events import BODIES, MAX_LINE_BYTES, VERSION, Body, Finished
 
 _SHORT = 1000
 _LOCK_S = 1.0
+_GATHERED_BYTES = 1 << 16
+"""Lines of simulated time that are written at once, at most."""
+_ENVELOPE = ("v", "run", "seq", "t", "ts", "kind", "round", "rank")
 
 
 class _Shape:
@@ -32,10 +35,12 @@ class _Shape:
     def __init__(self, body: type[Body]) -> None:
         hints = get_type_hints(body)
         fixed = {name for name, hint in hints.items() if get_origin(hint) is Literal} | {"params_sha256"}
-        self.names = tuple(f.name for f in fields(body))
-        self.values: Callable[[Body], tuple[Any, ...]] = attrgetter(*self.names)
-        """Of a body, as many as there are names: every kind has more than one."""
-        self.free = frozenset(self.names) - fixed
+        names = tuple(f.name for f in fields(body))
+        self.names = (*_ENVELOPE, *names)
+        self.values: Callable[[Body], tuple[Any, ...]] = attrgetter(*names)
+        """Of a body, as many as it has fields: every kind has more than one."""
+        self.span = issubclass(body, Finished)
+        self.free = frozenset(names) - fixed
         """Those that may have text that others chose."""
 
 
@@ -100,7 +105,9 @@ class Recorder(Closing):
         run: id of the run.
         folder: where events go that are too long for a line; named relative to the log.
         clock: seconds from any origin, monotonic.
-        began: for a clock of simulated time: when the run began, UTC; ``ts`` is that and ``t``.
+        began: for a clock of simulated time: when the run began, UTC; ``ts`` is that and ``t``. Lines are
+            then gathered and written together, at the latest by :meth:`flush`: nothing outside the simulation
+            has happened meanwhile, and a fleet of thousands has a million of them.
         secrets: texts that never reach the log; each becomes ``***``.
         listeners: called with every event after it was written.
         after: the log is gone on with from here.
@@ -132,6 +139,7 @@ class Recorder(Closing):
         self._began = clock()
         self._date = None if began is None else began.replace(microsecond=0)
         self._date_us = 0 if began is None else began.microsecond
+        self._gathered = None if began is None else bytearray()
         self._second = (-1, "")
         self._seq = 0
         self._last_us = 0
@@ -170,7 +178,7 @@ class Recorder(Closing):
     def emit(
         self, body: Body, *, round: int | None = None, rank: int | None = None, since_us: int | None = None
     ) -> int:
-        """Append one event, whole, by one write.
+        """Append one event; its line is never split over two writes.
 
         Args:
             body: the fields of its kind.
@@ -187,21 +195,12 @@ class Recorder(Closing):
         if self._broken is not None:
             raise LogError(self._broken)
         t_us = self.now_us()
-        event: dict[str, Any] = {
-            "v": VERSION,
-            "run": self.run,
-            "seq": self._seq,
-            "t": t_us / 1e6,
-            "ts": self._ts(t_us),
-            "kind": body.kind,
-            "round": round,
-            "rank": rank,
-        }
         shape = _SHAPES[type(body)]
-        event.update(zip(shape.names, shape.values(body), strict=True))
+        envelope = (VERSION, self.run, self._seq, t_us / 1e6, self._ts(t_us), body.kind, round, rank)
+        event: dict[str, Any] = dict(zip(shape.names, envelope + shape.values(body), strict=True))
         if self._secrets:
             event.update((name, masked_value(event[name], self._secrets)) for name in shape.free)
-        if isinstance(body, Finished) and since_us is not None:
+        if shape.span and since_us is not None:
             event["duration_s"] = (t_us - since_us) / 1e6
         self._append(self._line(event))
         self._seq += 1
@@ -215,6 +214,7 @@ class Recorder(Closing):
         Raises:
             LogError: the disk refused.
         """
+        self._write_gathered()
         try:
             await in_thread(self._sync)
         except OSError as e:
@@ -234,16 +234,37 @@ class Recorder(Closing):
             raise OSError(errno.ENOENT, "it was moved away while it was being written")
 
     def close(self) -> None:
-        """Unlock and close the log; once more is fine."""
+        """Unlock and close the log; once more is fine.
+
+        Raises:
+            LogError: what was gathered could not be written.
+        """
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            try:
+                if self._broken is None:
+                    self._write_gathered()
+            finally:
+                os.close(self._fd)
+                self._fd = -1
 
     def relative(self, path: Path) -> str:
         """Return a path the way events name it: relative to the log's folder, with ``/``."""
         return Path(os.path.relpath(path, self.path.parent)).as_posix()
 
     def _append(self, line: bytes) -> None:
+        if self._gathered is None:
+            self._write(line)
+            return
+        if len(self._gathered) + len(line) > _GATHERED_BYTES:
+            self._write_gathered()
+        self._gathered += line
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            lines, self._gathered = self._gathered, bytearray()
+            self._write(lines)
+
+    def _write(self, line: bytes | bytearray) -> None:
         try:
             written = os.write(self._fd, line)
         except OSError as e:

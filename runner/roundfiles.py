@@ -40,6 +40,9 @@ class RoundFiles:
         """What may lie in a worker's folder afterwards."""
         self.limit = wire.limit(params.specs, given)
         """Bytes above which what is to be pulled can't be honest weights."""
+        self._environment = [(f"ROUNDLOG_{what.upper()}", name) for what, name in self.names.items()]
+        self._settings = wire.settings(given)
+        self._incoming = folder.incoming_folder
         self.pushed = params.path
         self.encode_s: float | None = None
         """Time it took to encode the params, where they travel encoded."""
@@ -65,8 +68,7 @@ class RoundFiles:
 
     def environment(self, folder: str) -> dict[str, str]:
         """Return what a command must know of the files, in a worker's folder."""
-        names = {f"ROUNDLOG_{what.upper()}": f"{folder}/{name}" for what, name in self.names.items()}
-        return {**wire.settings(self._wire), **names}
+        return {**self._settings, **{key: f"{folder}/{name}" for key, name in self._environment}}
 
     async def encode(self, recorder: Recorder) -> None:
         """Make what is pushed, if it is not the params as they are.
@@ -86,7 +88,7 @@ class RoundFiles:
 
     def incoming(self, rank: int) -> Path:
         """Return where a worker's weights lie once they are as the params are."""
-        return self._folder.incoming(rank, self._weights)
+        return self._incoming / f"{rank}-{self._weights}"
 
     def arrived(self, delivery: Delivery) -> Path:
         """Return where a worker's weights arrive: there, unless they are encoded."""
@@ -108,7 +110,9 @@ class RoundFiles:
         return check_weights(delivery.path, self._params.path, between)
 
     def clear(self, delivery: Delivery) -> None:
-        """Delete what was pulled from a worker."""
+        """Delete what was pulled from a worker, unless others handed back the same."""
+        if delivery.shared:
+            return
         for path in {delivery.path, self.arrived(delivery)}:
             path.unlink(missing_ok=True)
 

@@ -76,4 +76,9 @@ class RunFolder:
 
     def incoming(self, rank: int, name: str) -> Path:
         """Return where a file pulled from a worker goes."""
-        return self.folder / "incoming" / f"{rank}-{name}"
+        return self.incoming_folder / f"{rank}-{name}"
+
+    @property
+    def incoming_folder(self) -> Path:
+        """Where files pulled from workers go."""
+        return self.folder / "incoming"

@@ -42,12 +42,16 @@ class CurrentParams:
 
 @dataclass(slots=True)
 class Delivery:
-    """What one worker handed back; ``checked`` once its weights were let in."""
+    """What one worker handed back; ``checked`` once its weights were let in.
+
+    ``shared``: its file is that of other workers, too.
+    """
 
     path: Path
     metrics_bytes: int | None = None
     num_samples: float | None = None
     checked: Checked | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

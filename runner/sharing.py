@@ -5,11 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from functools import partial
 
 import trio
 
 from runner.simtime import Clock
+
+
+def _forget(_: float) -> None:
+    """Take no note."""
 
 
 class SharedLine:
@@ -36,8 +41,14 @@ class SharedLine:
         self._tasks: dict[int, trio.lowlevel.Task] = {}
         self._called_at = math.inf
 
-    async def carry(self, size_bytes: float, until: float) -> None:
-        """Wait as long as so many bytes take, and until a time of the clock, whichever is later."""
+    async def carry(self, size_bytes: float, until: float, cut: Callable[[float], object] = _forget) -> None:
+        """Wait as long as so many bytes take, and until a time of the clock, whichever is later.
+
+        Args:
+            size_bytes: how many.
+            until: the time, in seconds.
+            cut: if the wait is cancelled, told how many bytes this line has carried by then.
+        """
         if math.isinf(self._bytes_per_s):
             await self._clock.sleep_until(until)
             return
@@ -45,15 +56,19 @@ class SharedLine:
         number = next(self._numbers)
         task = trio.lowlevel.current_task()
         self._tasks[number], self._waiting[number] = task, until
-        heapq.heappush(self._due, (self._got + size_bytes, number))
+        due = self._got + size_bytes
+        heapq.heappush(self._due, (due, number))
         self._arm()
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._tasks.pop(number)
             if number in self._waiting:
                 self._advance()
+                cut(min(max(size_bytes - (due - self._got), 0.0), size_bytes))
                 del self._waiting[number]
                 self._arm()
+            else:
+                cut(size_bytes)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

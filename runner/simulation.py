@@ -50,8 +50,8 @@ class Simulation:
         """
         sim = loaded.job.sim
         assert sim is not None  # noqa: S101 - asked for those alone
-        # Ten thousand workers are a million objects, which it takes long to look through again and again.
-        gc.set_threshold(500_000, 5, 100)
+        # A round makes a hundred objects a worker and lets go of them without help: don't look through them.
+        gc.set_threshold(max(100_000, 200 * loaded.job.total_nodes), 5, 100)
         began_s = 0.0 if past is None else past.t_us / 1e6
         clock = Clock()
         try:

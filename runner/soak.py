@@ -215,6 +215,9 @@ class _Try:
         weights = f"weights-{event['round']:04}."
         if self.over and event["kind"] != "worker_down":
             yield f"seq {seq}: {event['kind']} after the round's end"
+        arrived = event.get("arrived_bytes")
+        if arrived is not None and (event["error"] is None or arrived > event["size_bytes"]):
+            yield f"seq {seq}: {arrived} bytes of {event['size_bytes']} got across, error {event['error']}"
         match event["kind"]:
             case "exec" if rank is not None and event["error"] is None:
                 self.trained.add(rank)

@@ -121,10 +121,12 @@ class Stack(Closing):
     def __init__(self, files: Sequence[Plain]) -> None:
         self._files = files
         self._buffers = threading.local()
-        self._fds: list[int] = []
-        if len(files) <= _most_files():
+        self._fds: dict[Path, int] = {}
+        once = {file.path: file for file in files}  # simulated workers hand back the same ones
+        if len(once) <= _most_files():
             try:
-                self._fds += map(Plain.open, files)
+                for path, file in once.items():
+                    self._fds[path] = file.open()
             except BaseException:
                 self.close()
                 raise
@@ -153,7 +155,7 @@ class Stack(Closing):
         """Fill an array with one file's tile as it is."""
         file = self._files[index]
         at = file.offsets[tile.spec.name] + tile.start * tile.spec.dtype.itemsize
-        fd = self._fds[index] if self._fds else file.open()
+        fd = self._fds[file.path] if self._fds else file.open()
         try:
             read_at(fd, at, out, file.path.name)
         finally:
@@ -163,7 +165,7 @@ class Stack(Closing):
     def close(self) -> None:
         """Close all files."""
         while self._fds:
-            os.close(self._fds.pop())
+            os.close(self._fds.popitem()[1])
 
     def _buffer(self, what: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         kept: NDArray[np.uint8] | None = getattr(self._buffers, what, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from runner.connection import Connection, Ended, Transferred
+from runner.connection import Connection, Cut, Ended, Transferred
 from runner.errors import DeadlineError
 from runner.grouped import leaf
 from runner.job import Command
@@ -68,7 +68,9 @@ class TracedConnection:
         done: Transferred | None = None
 
         def finish(error: str | None) -> Push:
-            size, reused = (done.size_bytes, done.reused) if done else (_size(source), 0)
+            cut = None if done else self._cut()
+            reused = done.reused if done else 0
+            size = done.size_bytes if done else cut.size_bytes if cut else _size(source)
             return Push(
                 path=target,
                 size_bytes=size,
@@ -76,11 +78,12 @@ class TracedConnection:
                 error=error,
                 reused=reused,
                 plain_bytes=plain_bytes,
+                arrived_bytes=cut.arrived_bytes if cut else None,
                 injected=self._injected(),
             )
 
         with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
-            with trio.move_on_after(timeout_s):
+            with trio.CancelScope(relative_deadline=timeout_s):
                 done = await self._connection.push(source, target)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -103,7 +106,8 @@ class TracedConnection:
         done: Transferred | None = None
 
         def finish(error: str | None) -> Pull:
-            size, reused = (done.size_bytes, done.reused) if done else (None, 0)
+            cut = None if done else self._cut()
+            size, reused = (done.size_bytes, done.reused) if done else (cut.size_bytes if cut else None, 0)
             return Pull(
                 path=source,
                 size_bytes=size,
@@ -111,11 +115,12 @@ class TracedConnection:
                 error=error,
                 reused=reused,
                 plain_bytes=plain_bytes,
+                arrived_bytes=cut.arrived_bytes if cut else None,
                 injected=self._injected(),
             )
 
         with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
-            with trio.move_on_after(timeout_s):
+            with trio.CancelScope(relative_deadline=timeout_s):
                 done = await self._connection.pull(source, target, max_bytes=max_bytes)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -154,7 +159,7 @@ class TracedConnection:
         shown = command if isinstance(command, str) else shlex.join(command)
         with _Span(self, ExecStart(command=shown, attempt=self._attempt), finish):
             until = trio.current_time() + timeout_s
-            with trio.move_on_after(min(timeout_s, idle_s)) as scope:
+            with trio.CancelScope(relative_deadline=min(timeout_s, idle_s)) as scope:
                 output.heard = partial(_put_off, scope, until, idle_s)
                 ended = await self._connection.exec(
                     command, env=env, output=output, remove=remove, expect=expect
@@ -171,6 +176,10 @@ class TracedConnection:
     def _injected(self) -> str | None:
         """Return what fault the last call met, where the connection puts some in."""
         return getattr(self._connection, "injected", None)
+
+    def _cut(self) -> Cut | None:
+        """Return how far the last transfer came, which failed, where the connection knows."""
+        return getattr(self._connection, "cut", None)
 
     def told(self, error: BaseException) -> str:
         """Say what an error that ended a call was."""

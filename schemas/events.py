@@ -24,7 +24,7 @@ Seconds = NonNegative
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Envelope:
     """What every event has in front."""
 
@@ -42,14 +42,14 @@ class Envelope:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Body:
     """Base of the fields of one kind; ``kind`` names it."""
 
     kind: ClassVar[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunStart(Body):
     """Everything needed to understand or repeat the run."""
 
@@ -67,7 +67,7 @@ class RunStart(Body):
     init_s: Annotated[Seconds | None, Doc(description="how long it took to make them")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunResume(Body):
     """A new process took over the log."""
 
@@ -81,7 +81,7 @@ class RunResume(Body):
     pid: Annotated[int, Doc(description="process of the coordinator")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerUp(Body):
     """A worker joined."""
 
@@ -90,7 +90,7 @@ class WorkerUp(Body):
     facts: Annotated[dict[str, str | int | float], Doc(description="cpus, memory_bytes, gpus, ...")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerDown(Body):
     """A worker left."""
 
@@ -103,7 +103,7 @@ class WorkerDown(Body):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundStart(Body):
     """A round begins."""
 
@@ -115,27 +115,27 @@ class RoundStart(Body):
     deadline_s: Annotated[Seconds | None, Doc(description="how long it may take; null for any time")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Attempt(Body):
     path: Annotated[str, Doc(description="file, relative to the worker's folder")]
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PushStart(_Attempt):
     """A file begins to travel to the worker."""
 
     kind: ClassVar[str] = "push_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PullStart(_Attempt):
     """A file begins to travel from the worker."""
 
     kind: ClassVar[str] = "pull_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ExecStart(Body):
     """A command begins on the worker (rank null: on the coordinator)."""
 
@@ -144,14 +144,14 @@ class ExecStart(Body):
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Finished(Body):
     """Base of the finished spans: the span began at ``t - duration_s``."""
 
     duration_s: Annotated[Seconds, Doc(description="how long it took")] = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Transfer(Finished):
     path: Annotated[str, Doc(description="file, relative to the worker's folder")]
     size_bytes: Annotated[Count | None, Doc(description="size of the file; null where not known")]
@@ -161,26 +161,29 @@ class _Transfer(Finished):
     plain_bytes: Annotated[
         Count | None, Doc(description="size of the file it stands for, where it travels encoded")
     ] = None
+    arrived_bytes: Annotated[
+        Count | None, Doc(description="of one that failed: how much had got across; null where not known")
+    ] = None
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Push(_Transfer):
     """A file travelled to the worker, or failed to."""
 
     kind: ClassVar[str] = "push"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Pull(_Transfer):
     """A file travelled from the worker, or failed to."""
 
     kind: ClassVar[str] = "pull"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Exec(Finished):
     """A command ended, or failed to run (rank null: on the coordinator)."""
 
@@ -215,7 +218,7 @@ RejectReason = Literal[
 for, ``deadline`` of those that took longer than the round may."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reject(Body):
     """Weights were not let into the aggregate."""
 
@@ -224,7 +227,7 @@ class Reject(Body):
     detail: Annotated[str, Doc(description="which array, what was found, what was expected")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Metric(Body):
     """What a command reported (rank null: the evaluation on the coordinator)."""
 
@@ -234,7 +237,7 @@ class Metric(Body):
     error: Annotated[str | None, Doc(description="what of the report could not be used")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Aggregate(Finished):
     """New params were made from the weights of the survivors, or could not be."""
 
@@ -270,7 +273,7 @@ class Aggregate(Finished):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundEnd(Finished):
     """A round is over."""
 
@@ -291,7 +294,7 @@ class RoundEnd(Finished):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunEnd(Finished):
     """The run is over."""
 

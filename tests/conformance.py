@@ -1,7 +1,8 @@
 """What every transport must do with files; with conformance_exec.py, the suite that all transports pass.
 
-A transport's test file derives a class from ``Transfers`` and ``Commands`` and gives it a fixture
-``site``: a ``Site`` that makes connections and can look at the worker's side without them.
+A transport's test file derives a class from ``Transfers`` and ``Commands`` (a simulated one from ``Anywhere``
+alone) and gives it a fixture ``site``: a ``Site`` that makes connections and can look at the worker's side
+without them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jobs import alive
 
 from runner.connection import Connection
 from runner.errors import TransferError
+from runner.output import Output
 
 MB = 1_000_000
 PLENTY = 1 << 40
@@ -82,7 +84,97 @@ def made(path: Path, size: int, seed: int = 0) -> Path:
     return path
 
 
-class Transfers:
+class Anywhere:
+    """What holds also where no bytes travel and no command runs: names, errors, cancelling, closing."""
+
+    @pytest.mark.trio
+    @pytest.mark.parametrize("name", ESCAPES)
+    async def test_a_name_never_leaves_the_folder(self, site: Site, tmp_path: Path, name: str):
+        connection = await site.connect()
+        source = made(tmp_path / "source", 3)
+        with pytest.raises(TransferError, match="inside the worker's folder"):
+            await connection.push(source, name)
+        with pytest.raises(TransferError, match="inside the worker's folder"):
+            await connection.pull(name, tmp_path / "target", max_bytes=PLENTY)
+        assert site.files() == set()
+        assert not (tmp_path / "target").exists()
+
+    @pytest.mark.trio
+    async def test_push_of_what_is_no_file(self, site: Site, tmp_path: Path):
+        connection = await site.connect()
+        os.mkfifo(tmp_path / "fifo")
+        for source in (tmp_path / "missing", tmp_path, tmp_path / "fifo"):
+            with trio.fail_after(10), pytest.raises(TransferError, match="can't push"):
+                await connection.push(source, "file")
+        assert site.files() == set()
+
+    @pytest.mark.trio
+    async def test_pull_of_what_is_not_there(self, site: Site, tmp_path: Path):
+        connection = await site.connect()
+        with pytest.raises(TransferError, match="can't pull"):
+            await connection.pull("weights-0000.npy", tmp_path / "target", max_bytes=PLENTY)
+        assert list(tmp_path.glob("*target*")) == []
+
+    @pytest.mark.trio
+    async def test_a_name_of_a_command_never_leaves_the_folder(self, site: Site, output: Output):
+        connection = await site.connect()
+        for names in ({"remove": ["../outer"]}, {"expect": ["/etc/passwd"]}):
+            with pytest.raises(TransferError, match="inside the worker's folder"):
+                await connection.exec("true", env={}, output=output, **names)
+
+    @pytest.mark.trio
+    async def test_cancelled_it_ends_and_works_on(self, site: Site, tmp_path: Path, output: Output):
+        connection = await site.connect()
+        large, small = made(tmp_path / "large", 64 * MB), made(tmp_path / "small", 10)
+
+        async def push() -> None:
+            await connection.push(large, "file")
+
+        async def run() -> None:
+            await connection.exec("sleep 600", env={}, output=output)
+
+        for work in (push, run):
+            for wait_s in (0, 0.01):
+                with trio.fail_after(30), trio.move_on_after(wait_s):
+                    await work()
+        assert (await connection.push(small, "file")).size_bytes == 10
+        assert (await connection.exec("true", env={}, output=output)).exit_code == 0
+
+    @pytest.mark.trio
+    async def test_workers_are_reached_at_once_and_again(self, site: Site, tmp_path: Path):
+        source = made(tmp_path / "source", 1000)
+        addresses: dict[int, tuple[str, str]] = {}
+
+        async def run(rank: int) -> None:
+            first = await site.connect(rank)
+            assert (await first.push(source, "d/file")).size_bytes == 1000
+            await first.close()
+            second = await site.connect(rank)
+            assert (first.address, first.folder) == (second.address, second.folder)
+            addresses[rank] = second.address, second.folder
+            await second.close()
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(5):
+                nursery.start_soon(run, rank)
+        assert len({folder for _, folder in addresses.values()}) == 5
+
+    @pytest.mark.trio
+    async def test_close_twice(self, site: Site):
+        connection = await site.connect()
+        await connection.close()
+        await connection.close()
+
+    @pytest.mark.trio
+    async def test_it_says_where_it_is(self, site: Site):
+        connection = await site.connect()
+        assert connection.address
+        assert connection.folder.startswith("/")
+        assert {type(value) for value in connection.facts.values()} <= {str, int, float}
+        assert connection.facts["cpus"] >= 1
+
+
+class Transfers(Anywhere):
     """Push and pull."""
 
     @pytest.mark.trio
@@ -105,18 +197,6 @@ class Transfers:
         assert site.files() == {"a/b c/\u00fc.npz"}
         await connection.pull("a/b c/\u00fc.npz", tmp_path / "target", max_bytes=3)
         assert (tmp_path / "target").stat().st_size == 3
-
-    @pytest.mark.trio
-    @pytest.mark.parametrize("name", ESCAPES)
-    async def test_a_name_never_leaves_the_folder(self, site: Site, tmp_path: Path, name: str):
-        connection = await site.connect()
-        source = made(tmp_path / "source", 3)
-        with pytest.raises(TransferError, match="inside the worker's folder"):
-            await connection.push(source, name)
-        with pytest.raises(TransferError, match="inside the worker's folder"):
-            await connection.pull(name, tmp_path / "target", max_bytes=PLENTY)
-        assert site.files() == set()
-        assert not (tmp_path / "target").exists()
 
     @pytest.mark.trio
     async def test_push_replaces_a_file_whole(self, site: Site, tmp_path: Path):
@@ -225,15 +305,6 @@ class Transfers:
         with trio.fail_after(10), pytest.raises(TransferError, match=said):
             await connection.pull("thing", here / "target", max_bytes=1000)
         assert list(here.iterdir()) == []
-
-    @pytest.mark.trio
-    async def test_push_of_what_is_no_file(self, site: Site, tmp_path: Path):
-        connection = await site.connect()
-        os.mkfifo(tmp_path / "fifo")
-        for source in (tmp_path / "missing", tmp_path, tmp_path / "fifo"):
-            with trio.fail_after(10), pytest.raises(TransferError, match="can't push"):
-                await connection.push(source, "file")
-        assert site.files() == set()
 
     @pytest.mark.trio
     async def test_push_where_something_is_in_the_way(self, site: Site, tmp_path: Path):

@@ -251,12 +251,6 @@ class Commands:
         assert second.folder == first.folder
 
     @pytest.mark.trio
-    async def test_close_twice(self, site: Site):
-        connection = await site.connect()
-        await connection.close()
-        await connection.close()
-
-    @pytest.mark.trio
     async def test_close_touches_no_other_worker(self, site: Site, tmp_path: Path):
         one, ten = await site.connect(1), await site.connect(10)
         with Output(tmp_path / "one.log", GIB) as output:
@@ -295,11 +289,3 @@ class Commands:
                 for rank in ranks:
                     nursery.start_soon(run, rank)
         assert codes == dict.fromkeys(ranks, 0)
-
-    @pytest.mark.trio
-    async def test_it_says_where_it_is(self, site: Site):
-        connection = await site.connect()
-        assert connection.address
-        assert connection.folder.startswith("/")
-        assert {type(value) for value in connection.facts.values()} <= {str, int, float}
-        assert connection.facts["cpus"] >= 1

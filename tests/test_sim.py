@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conformance import ESCAPES, made
+from conformance import Anywhere, Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import Run, runner, start
@@ -17,7 +17,7 @@ from test_job import problems
 
 from runner.connection import Connection
 from runner.draws import Draw, LogNormal
-from runner.errors import ConnectionLostError, TransferError
+from runner.errors import ConnectionLostError
 from runner.sharing import SharedLine
 from runner.simjob import Fault, Sim
 from runner.simtime import Clock, in_thread, instants, simulated
@@ -195,6 +195,49 @@ def test_a_fault_costs_its_worker_alone_and_is_told_as_injected(fault: dict, kin
     assert {e["injected"] for e in events if e["rank"] != 2 and "injected" in e} == {None}
 
 
+@pytest.mark.parametrize("during", ["push", "pull"])
+@pytest.mark.parametrize(
+    ("fault", "seconds", "got"),
+    [
+        ({"what": "crash"}, None, None),
+        ({"what": "hang"}, 50.0, None),
+        ({"what": "slow", "factor": 200}, 50.0, 250_000),
+    ],
+    ids=["crash", "hang", "slow"],
+)
+def test_a_cut_transfer_tells_what_had_got_across(
+    during: str, fault: dict, seconds: float | None, got: int | None
+):
+    """Alone on its line a transfer carries a megabyte a second, from the first instant."""
+    events = simulate(
+        {**fault, "during": during, "times": 9, "ranks": [1]},
+        workers=2,
+        rounds=1,
+        policy={"quorum": 1, "retries": 0},
+        deadlines={"push_s": 50, "pull_s": 50},
+    )
+    assert {e["arrived_bytes"] for e in of(events, during, rank=0)} == {None}
+    (cut,) = of(events, during, rank=1)
+    if seconds is None:
+        assert cut["arrived_bytes"] == pytest.approx(cut["duration_s"] * 1e6, abs=2)
+    else:
+        assert cut["duration_s"] == seconds
+        assert 0 < cut["arrived_bytes"] < 1_000_000
+    assert got in (None, cut["arrived_bytes"])
+
+
+@pytest.mark.parametrize(("line", "got"), [(None, 500_000), (2_000_000, 250_000)])
+def test_a_transfer_cut_off_on_a_shared_line_has_its_share(line: int | None, got: int):
+    """A partition begins half a second after four pushes of a megabyte each."""
+    cut = simulate(
+        {"what": "partition", "at_s": 0.5, "for_s": 1000},
+        sim={} if line is None else {"uplink_bytes_per_s": line},
+        rounds=1,
+        policy={"round_retries": 0, "retries": 0},
+    )
+    assert [(e["size_bytes"], e["arrived_bytes"]) for e in of(cut, "push")] == [(1_000_000, got)] * 4
+
+
 def test_a_fault_that_strikes_once_is_survived_by_a_retry():
     events = simulate({"what": "crash", "during": "pull", "ranks": [1]}, rounds=1)
     assert [e["attempt"] for e in of(events, "pull", rank=1)] == [1, 2]
@@ -309,63 +352,43 @@ def test_a_distribution_that_is_none(tmp_path: Path, value: str):
     assert any(key.startswith("sim.train_s") for key in problems(job))
 
 
-class TestConformance:
-    """What of the suite makes sense where no bytes travel and no command runs.
+class Simulated(Clock, Site):
+    """A site of simulated workers; the clock that its tests run under, too."""
 
-    Files that come back as they went, folders, links, output, processes: there are none. Names, errors,
-    cancelling and closing are as everywhere.
-    """
-
-    def run(self, work, folder: Path, *faults: Fault):
+    def __init__(self, folder: Path, *faults: Fault) -> None:
+        super().__init__()
         sim = Sim(params_bytes=10, faults=faults, train_s=Draw(lognormal=LogNormal(median=5, sigma=1)))
-        clock = Clock()
-        world = World(sim, 1, folder, folder / "scratch", clock)
+        self.world = World(sim, 1, folder, folder / "scratch", self)
 
-        async def go() -> None:
-            await work(await world.connect(0))
+    async def connect(self, rank: int = 0) -> Connection:
+        return await self.world.connect(rank)
 
-        return timed(go, clock=clock)[1]
+    def files(self, rank: int = 0) -> set[str]:  # noqa: ARG002 - nobody has any
+        return set()
 
-    @pytest.mark.parametrize("name", ESCAPES)
-    def test_a_name_never_leaves_the_folder(self, tmp_path: Path, name: str):
-        async def work(connection: Connection) -> None:
-            with pytest.raises(TransferError, match="inside the worker's folder"):
-                await connection.push(made(tmp_path / "source", 3), name)
-            with pytest.raises(TransferError, match="inside the worker's folder"):
-                await connection.pull(name, tmp_path / "target", max_bytes=9)
+    def read(self, name: str, rank: int = 0) -> bytes:
+        raise NotImplementedError
 
-        self.run(work, tmp_path)
-        assert not (tmp_path / "target").exists()
+    def shell(self, script: str, rank: int = 0) -> str:
+        raise NotImplementedError
 
-    def test_push_of_what_is_no_file_and_pull_of_what_is_not_there(self, tmp_path: Path):
-        async def work(connection: Connection) -> None:
-            for source in (tmp_path / "missing", tmp_path):
-                with pytest.raises(TransferError, match="can't push"):
-                    await connection.push(source, "file")
-            with pytest.raises(TransferError, match="can't pull"):
-                await connection.pull("weights-0000.npy", tmp_path / "target", max_bytes=9)
+    def alive(self, pid: int) -> bool:
+        raise NotImplementedError
 
-        self.run(work, tmp_path)
 
-    def test_cancelled_it_ends_at_once_and_works_on(self, tmp_path: Path):
-        source = made(tmp_path / "source", 100_000_000)
+@pytest.fixture(params=["calm", "under faults"])
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Simulated:
+    never = [Fault(what="slow", probability=0), Fault(what="partition", ranks=(9,))]
+    return Simulated(tmp_path, *(never if request.param == "under faults" else ()))
 
-        async def work(connection: Connection) -> None:
-            with trio.move_on_after(0.5) as scope:
-                await connection.push(source, "file")
-            assert scope.cancelled_caught
-            assert (await connection.push(made(tmp_path / "small", 10), "file")).size_bytes == 10
-            await connection.close()
-            await connection.close()
-            assert connection.address
-            assert connection.facts["cpus"] >= 1
 
-        assert self.run(work, tmp_path) < 1
+class TestAnywhere(Anywhere):
+    """What of the suite makes sense where no bytes travel and no command runs."""
 
-    def test_a_worker_that_has_vanished_can_not_be_reached(self, tmp_path: Path):
-        async def work(connection: Connection) -> None:
-            raise AssertionError("it was reached")
 
-        with pytest.raises(ConnectionLostError, match="vanished") as caught:
-            self.run(work, tmp_path, Fault(what="vanish"))
-        assert caught.value.injected == "vanish"
+@pytest.mark.trio
+async def test_a_worker_that_has_vanished_can_not_be_reached(tmp_path: Path):
+    gone = Simulated(tmp_path, Fault(what="vanish"))
+    with pytest.raises(ConnectionLostError, match="vanished") as caught:
+        await gone.connect()
+    assert caught.value.injected == "vanish"

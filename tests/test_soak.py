@@ -86,6 +86,7 @@ LIES = {
     "took part": lambda events: lie(events, "round_end", failed=[]),
     "committed in the order": lambda events: lie(events, "aggregate", round=0),
     "run_end tells of": lambda events: events[-1].update(rounds=9),
+    "bytes of 1000000 got across": lambda events: lie(events, "push", arrived_bytes=5),
     "not what was observed": lambda events: events[3].update(path="x"),
 }
 

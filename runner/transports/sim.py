@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
-from runner.connection import Ended, Sink, Transferred, checked_name
+from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
 from runner.errors import ConnectionLostError, TransferError, WorkerError
 from runner.job import Command
@@ -31,7 +31,7 @@ from runner.simtime import Clock
 Given = TypeVar("Given")
 
 _BAD_WEIGHTS = ("nan", "shape")
-SHARED = 16
+SHARED = 8
 """Files of weights that differ, in a round; ranks that many apart hand back the same."""
 
 
@@ -78,6 +78,8 @@ class World:
         self._workers: dict[int, SimConnection] = {}
         self._made: dict[tuple[int, str], tuple[Path, int]] = {}
         self._params: dict[int, Path] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        """What is in this round's params, once it is needed."""
 
     def __call__(self, event: Mapping[str, object]) -> None:
         """Take an event of the log."""
@@ -87,6 +89,7 @@ class World:
                 path.unlink(missing_ok=True)
             self._made.clear()
             self._params.clear()
+            self._arrays.clear()
 
     def close(self) -> None:
         """Take no more events."""
@@ -105,7 +108,11 @@ class World:
 
     def rng(self, *what: object) -> Random:
         """Return a generator of its own for something."""
-        return Random(" ".join(map(str, (self.seed, *what))))
+        return Random(self.key(*what))
+
+    def key(self, *what: object) -> str:
+        """Return what such a generator is seeded with."""
+        return " ".join(map(str, (self.seed, *what)))
 
     def once(self, rank: int) -> dict[str, float]:
         """Draw what is drawn once for each worker."""
@@ -122,8 +129,10 @@ class World:
         Raises:
             TransferError: it is no file.
         """
+        if source is self._params.get(self.round):
+            return self.sim.params_bytes
         try:
-            found = os.stat(source)  # noqa: PTH116 - half the time of Path.stat, 200,000 times
+            found = source.stat()
         except OSError as e:
             raise TransferError(f"can't push {source} to {target}: {e.strerror}") from e
         if not stat.S_ISREG(found.st_mode):
@@ -146,7 +155,8 @@ class World:
                 raise WorkerError("no params were pushed in this round")
             self._scratch.mkdir(parents=True, exist_ok=True)
             path = self._scratch / f"weights-{self.round:04}-{key[0]}-{kind or 'good'}{params.suffix}"
-            _make_weights(params, path, [self.seed, self.round, key[0]], kind)
+            self._arrays = self._arrays or _loaded(params)
+            _make_weights(self._arrays, path, [self.seed, self.round, key[0]], kind)
             self._made[key] = path, path.stat().st_size
         return self._made[key]
 
@@ -163,7 +173,7 @@ class SimConnection:
         self._slowness = once["slowness"]
         self._samples = once.get("samples")
         self._try = (-1, 0)
-        self._rng = Random()
+        self._rng = Random(0)
         self._left: dict[int, int] = {}
         """How often each fault still strikes in this try of the round, by its place in the job."""
         self._good = ""
@@ -171,6 +181,8 @@ class SimConnection:
         """What it has for the coordinator to pull: names and sizes."""
         self.injected: str | None = None
         """The fault that the last call met."""
+        self.cut: Cut | None = None
+        """How far the last transfer came, if it failed."""
         self.address = f"sim:{rank}"
         self.folder = f"/sim/{rank}"
         self.facts: Mapping[str, str | int | float] = {"cpus": 1, "line_bytes_per_s": self._bytes_per_s}
@@ -204,11 +216,10 @@ class SimConnection:
         weights = source.startswith("weights-")
         taken = self._world.sim.params_bytes if weights else size
         await self._travel("pull", taken, self._world.down)
+        if weights:
+            return Transferred(taken, shared=self._world.weights(self._rank, self._good)[0])
         try:
-            if weights:
-                _link(self._world.weights(self._rank, self._good)[0], target)
-            else:
-                target.write_text(self._report())
+            target.write_text(self._report())
         except OSError as e:
             raise TransferError(f"can't pull {source}: {e.strerror}") from e
         return Transferred(taken)
@@ -230,7 +241,9 @@ class SimConnection:
         self._ready.clear()
         train_s = self._world.train_s.draw(self._rng) * self._slowness
         struck = self._struck("exec")
-        if not await self._reachable(self._train, train_s, struck):
+        if not self._world.sim.faults:
+            await self._sleep(train_s)
+        elif not await self._reachable(self._train, train_s, struck):
             return Ended(-9)
         self._good = struck.fault.what if struck is not None and struck.fault.what in _BAD_WEIGHTS else ""
         for name in expect:
@@ -248,12 +261,12 @@ class SimConnection:
 
     def _begin(self) -> None:
         """Begin a call; draw what strikes in this try of the round when it is its first."""
-        self.injected = None
+        self.injected = self.cut = None
         world = self._world
         if self._try == (world.round, world.attempt):
             return
         self._try = (world.round, world.attempt)
-        self._rng = world.rng(world.round, world.attempt, self._rank)
+        self._rng.seed(world.key(world.round, world.attempt, self._rank))
         self._left = {
             number: fault.times
             for number, fault in enumerate(world.sim.faults)
@@ -279,13 +292,18 @@ class SimConnection:
 
     async def _travel(self, during: During, size: int, line: SharedLine) -> None:
         """Let a transfer take its time, with what strikes it."""
-        await self._reachable(self._transfer, size, line, self._struck(during))
+        self.cut = Cut(size)
+        if self._world.sim.faults:
+            await self._reachable(self._transfer, size, line, self._struck(during))
+        else:
+            await self._carry(size, line)
 
     async def _transfer(self, size: int, line: SharedLine, struck: Struck | None) -> None:
         if struck is None or struck.fault.what == "slow":
             await self._carry(size, line, struck.fault.factor if struck is not None else 1.0)
             return
         await self._carry(size * struck.after, line)
+        self._arrived(size * struck.after)
         if struck.fault.what == "hang":
             await trio.sleep_forever()
         raise self._lost("crash", "the worker crashed")
@@ -308,8 +326,24 @@ class SimConnection:
     async def _carry(self, size: float, line: SharedLine, factor: float = 1.0) -> None:
         """Wait as long as bytes take: the longer of their share of the coordinator's line and their own."""
         own_s = size / self._bytes_per_s if self._bytes_per_s else math.inf
-        until = self._world.clock.now + (self._latency_s + own_s) * factor
-        await line.carry(size, until)
+        clock = self._world.clock
+        began = clock.now
+        shared = size
+
+        def cut(carried: float) -> None:
+            nonlocal shared
+            shared = carried
+
+        try:
+            await line.carry(size, began + (self._latency_s + own_s) * factor, cut)
+        except trio.Cancelled:
+            own = (clock.now - began - self._latency_s * factor) * self._bytes_per_s / factor
+            self._arrived(min(own, shared, size))
+            raise
+
+    def _arrived(self, count: float) -> None:
+        if self.cut is not None:
+            self.cut.arrived_bytes = max(int(count), 0)
 
     async def _reachable(self, do: Callable[..., Awaitable[Given]], *args: object) -> Given:
         """Do something that takes time, as long as the worker can be reached.
@@ -317,8 +351,6 @@ class SimConnection:
         Raises:
             ConnectionLostError: it can't, or can't any more.
         """
-        if not self._world.sim.faults:
-            return await do(*args)
         at, fault = self._lost_at()
         left = at - self._world.now_s()
         if left > 0:
@@ -352,21 +384,19 @@ class SimConnection:
         return error
 
 
-def _link(source: Path, target: Path) -> None:
-    """Give a file another name, in place of what has it."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        target.unlink()
-        os.link(source, target)
+def _loaded(params: Path) -> dict[str, NDArray[Any]]:
+    loaded = np.load(params, allow_pickle=False)
+    if params.suffix != ".npz":
+        return {"array": loaded}
+    with loaded:
+        return dict(loaded)
 
 
-def _make_weights(params: Path, target: Path, seed: list[int], kind: str) -> None:
+def _make_weights(params: Mapping[str, NDArray[Any]], target: Path, seed: list[int], kind: str) -> None:
     """Write the params with a little noise; ``nan`` and ``shape`` make weights that must be rejected."""
     rng = np.random.default_rng(seed)
-    loaded = np.load(params, allow_pickle=False)
-    arrays = dict(loaded) if params.suffix == ".npz" else {"array": loaded}
-    for name, array in arrays.items():
+    arrays: dict[str, Any] = {}
+    for name, array in params.items():
         changed = array
         if array.dtype.kind == "f":
             changed = (array + 0.01 * rng.standard_normal(array.shape)).astype(array.dtype)
@@ -374,7 +404,7 @@ def _make_weights(params: Path, target: Path, seed: list[int], kind: str) -> Non
                 changed = np.full_like(changed, np.nan)
         arrays[name] = np.append(changed.ravel(), changed.dtype.type(0)) if kind == "shape" else changed
     with target.open("wb") as file:
-        if params.suffix == ".npz":
+        if target.suffix == ".npz":
             np.savez(file, **arrays)
         else:
             np.save(file, arrays["array"])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,8 +36,18 @@ params_bytes = 40_000_000
 """
 
 
-def run(folder: Path, job: Path, *options: str) -> tuple[Path, float, float]:
-    """Run a job; return its log, the seconds it took and the most memory, in MB."""
+@dataclass(frozen=True)
+class Ran:
+    """A run: its log, the seconds it took, those of the processor, and the most memory in MB."""
+
+    log: Path
+    seconds: float
+    cpu_s: float
+    megabytes: float
+
+
+def run(folder: Path, job: Path, *options: str) -> Ran:
+    """Run a job."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [RUNNER, "start", "-q", job, "--runs", folder / "runs", *options], stdout=subprocess.PIPE, text=True
@@ -47,7 +58,8 @@ def run(folder: Path, job: Path, *options: str) -> tuple[Path, float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"the run failed: {out}")
-    return Path(out.strip()), time.perf_counter() - began, used.ru_maxrss * 1024 / 1e6
+    cpu_s = used.ru_utime + used.ru_stime
+    return Ran(Path(out.strip()), time.perf_counter() - began, cpu_s, used.ru_maxrss * 1024 / 1e6)
 
 
 def job(folder: Path, workers: int, rounds: int) -> Path:
@@ -57,17 +69,19 @@ def job(folder: Path, workers: int, rounds: int) -> Path:
 
 
 def fleets(folder: Path, rounds: int, most: int) -> None:
-    # What a run costs that has one worker is the program's start.
-    start = min(run(folder, job(folder, 1, 1))[1] for _ in range(2))
+    # Costs are the processor's time, which others on the machine change less. That of a run that has one
+    # worker is the program's start.
+    start = min(run(folder, job(folder, 1, 1)).cpu_s for _ in range(2))
     costs: dict[int, float] = {}
     for workers in [size for size in SIZES if size <= most]:
         times = max(rounds, 2_000 // workers)
-        log, seconds, megabytes = run(folder, job(folder, workers, times))
-        log.unlink()
-        costs[workers] = (seconds - start) / workers / times
+        ran = run(folder, job(folder, workers, times))
+        ran.log.unlink()
+        costs[workers] = (ran.cpu_s - start) / workers / times
         targets = f" (target {TARGET_S} s, {TARGET_MB} MB)" if (workers, times) == (10_000, 20) else ""
         print(
-            f"{workers:>6} workers x {times:>3} rounds: {seconds:6.1f} s, {megabytes:4.0f} MB{targets}, "
+            f"{workers:>6} workers x {times:>3} rounds: {ran.seconds:6.1f} s, "
+            f"{ran.megabytes:4.0f} MB{targets}, "
             f"{costs[workers] * 1e6:5.0f} us a worker and round",
             flush=True,
         )
@@ -84,8 +98,8 @@ def ends(log: Path) -> tuple[float, float]:
 
 def chaos(folder: Path) -> None:
     job = EXAMPLES / "chaos-sim.toml"
-    calm, _ = ends(run(folder, job)[0])
-    struck, participation = ends(run(folder, job, "--chaos", str(EXAMPLES / "chaos.toml"))[0])
+    calm, _ = ends(run(folder, job).log)
+    struck, participation = ends(run(folder, job, "--chaos", str(EXAMPLES / "chaos.toml")).log)
     print(
         f"32 workers under 125 faults an hour: {struck / calm:.1%} of the fault-free throughput "
         f"(target {TARGET_THROUGHPUT:.1%}), {participation:.1%} of the workers in a round "
