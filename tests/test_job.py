@@ -94,8 +94,8 @@ quorum = 1.5
         "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
         "rounds": "job.toml:2: rounds: received 0; allowed: a whole number, 1 or more",
         "wrokers": "job.toml:3: wrokers: unknown key (did you mean 'workers'?); allowed: "
-        "name, rounds, seed, workers, spares, hosts, worker, ssh, price_per_hour, params, train, sim, evaluate, aggregate, "
-        "wire, deadlines, policy",
+        "name, rounds, seed, workers, spares, hosts, worker, ssh, price_per_hour, params, train, sim, "
+        "evaluate, aggregate, wire, deadlines, policy",
         "workers": "job.toml: workers: missing; allowed: a whole number from 1 to 10000; "
         "where hosts are listed they are counted",
         "params": "job.toml:4: params: both file and command; allowed: exactly one of: "
