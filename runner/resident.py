@@ -17,6 +17,7 @@ import trio
 
 from runner.connection import Connection, Ended, Sink
 from runner.errors import CommandError, RunError, WorkerError
+from runner.grouped import leaf
 from runner.job import Command
 from schemas.text import printable
 
@@ -170,8 +171,11 @@ class Resident:
                 self._ended = await self._connection.exec(
                     command, env=env, output=self._answers, stdin=requests
                 )
-        except (WorkerError, RunError) as e:
-            self._error = e
+        except Exception as e:
+            error = leaf(e)  # a connection may have had several tasks at it
+            if not isinstance(error, WorkerError | RunError):
+                raise
+            self._error = error
         finally:
             self._gone.set()
             if self._asked is not None:

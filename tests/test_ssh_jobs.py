@@ -276,6 +276,56 @@ def test_a_resident_command_over_ssh(tmp_path: Path, server: Sshd):
     assert not left_running(run.log.stem)
 
 
+STAYS = {"command": ["{python}", "train.py"], "files": ["train.py", "{rounds}"], "resident": True}
+
+
+def test_a_resident_command_whose_connection_is_lost_costs_its_worker_one_round(
+    tmp_path: Path, server: Sshd, tmp_path_factory: pytest.TempPathFactory
+):
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, shutil, time\nfrom roundlog_rounds import rounds\n"
+        "for r in rounds():\n"
+        "    once = pathlib.Path('../once')\n"
+        "    if (os.environ['ROUNDLOG_RANK'], r.round) == ('1', 1) and not once.exists():\n"
+        "        once.touch()\n        time.sleep(600)\n"
+        "    shutil.copy(r.params, r.weights)\n"
+    )
+    other = Sshd(tmp_path_factory.mktemp("other")).start()
+    try:
+        path = job(
+            tmp_path,
+            [host(server), host(other)],
+            train=STAYS,
+            rounds=4,
+            policy={"quorum": 1, "backoff_s": 0.2},
+        )
+        with Started(path) as started:
+            eventually(lambda: list(other.home.rglob("once")), "training")
+            other.stop()
+            other.start()
+            run = started.end()
+    finally:
+        other.stop()
+    assert run.code == 0, run.err
+    down = run.kind("worker_down")
+    assert {e["rank"] for e in down} == {1}
+    assert down[0]["reason"] == "lost"
+    assert [e["survivors"] for e in run.kind("round_end")][-1] == 2
+    assert "Traceback" not in run.err
+    assert not left_running(run.log.stem)
+
+
+@pytest.mark.parametrize("wired", [False, True])
+def test_a_resident_command_that_can_not_be_started(tmp_path: Path, server: Sshd, wired: bool):
+    train = {"command": ["nosuchprogram"], "resident": True}
+    wire = {"wire": {"pull": "float16", "python": sys.executable}} if wired else {}
+    path = job(tmp_path, [host(server)], train=train, policy={"round_retries": 0}, **wire)
+    run = start(path, code=1)
+    (failed,) = run.kind("exec")
+    assert "nosuchprogram" in failed["error"] + failed["output_tail"]
+    assert "Traceback" not in run.err
+
+
 def test_open_files_stay_as_many(tmp_path: Path, server: Sshd):
     path = job(tmp_path, [host(server)] * 2, rounds=30)
     with Started(path) as started:

@@ -321,6 +321,23 @@ def test_how_the_command_ends_is_how_it_ended(tmp_path: Path, ends: str, code: i
     assert {e["exit_code"] for e in run.kind("exec")} == {code}
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("os._exit(4)", 4, "exit code 4"),
+        ("raise ValueError('bad thing')", 1, "ValueError: bad thing"),
+        ("os.write(1, b'\\nroundlog:nonsense\\n'); time.sleep(600)", None, "answered 'nonsense'"),
+    ],
+)
+def test_how_a_command_that_stays_ends_is_how_it_ended(tmp_path: Path, fault: str, code: int, said: str):
+    script = STAYS.replace("for r in", f"import os, time\nfor r in rounds():\n    {fault}\nfor r in", 1)
+    path = job(tmp_path, script, rounds=1, workers=1, train={"resident": True}, wire={"pull": "int8"})
+    run = start(path, code=1)
+    for event in run.kind("exec"):
+        assert event["exit_code"] == code
+        assert said in f"{event['output_tail']} {event['error']}"
+
+
 def test_a_worker_without_numpy_says_so(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-I", "-S", WIRE, "true"], capture_output=True, text=True, check=False, cwd=tmp_path

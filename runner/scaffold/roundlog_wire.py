@@ -420,13 +420,17 @@ class Stays:
         asked, self._asked = self._asked, None
         try:
             answer = json.loads(line[len(_ANSWER) :])
-            if asked is not None and answer["round"] == asked[0] and answer.get("error") is None:
-                self._files.pack(*asked)
+        except (ValueError, RecursionError):
+            return line  # the other end says what is wrong with it
+        sane = asked is not None and isinstance(answer, dict) and answer.get("round") == asked[0]
+        if asked is None or not sane or answer.get("error") is not None:
+            return line
+        try:
+            self._files.pack(*asked)
         except FileNotFoundError:
             pass  # the pull will say so
         except _BROKEN as e:
-            if asked is not None:
-                return _error(asked[0], f"can't encode the weights: {e}").strip(b"\n")
+            return _error(asked[0], f"can't encode the weights: {e}").strip(b"\n")
         return line
 
 
@@ -448,7 +452,7 @@ def main(command: list[str]) -> int:
         code = Stays(files, command).run() if "ROUNDLOG_RESIDENT" in os.environ else once(files, command)
     except FileNotFoundError as e:
         sys.stderr.write(f"roundlog_wire: no such file: {e.filename}\n")
-        return 127
+        return 1  # 127 would be said of this program
     except _BROKEN as e:
         sys.stderr.write(f"roundlog_wire: {e}\n")
         return 1
@@ -460,4 +464,7 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ended = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)  # at once: a thread may be waiting for stdin, and an orderly end would fail over that
