@@ -17,7 +17,7 @@ from runner import ownmethod, wire
 from runner.arrays import ArrayFile, sha256_of
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
-from runner.errors import ArrayError, RunError, WorkerError
+from runner.errors import ArrayError, RunError, WorkerError, plain
 from runner.fleet import Connect, Fleet
 from runner.grouped import leaf
 from runner.job import Job, LoadedJob
@@ -164,8 +164,8 @@ class Coordinator:
         )
         self._recorder.emit(start)
         await self._recorder.flush()
-        if params is None:
-            raise RunError(f"no initial params: {error}") from error
+        if error is not None:
+            raise RunError(f"no initial params: {plain(error)}") from error
         self._params = params
 
     async def _resume(self, past: Past, own: OwnCommands) -> None:

@@ -39,6 +39,13 @@ class Problem:
         return f"{place}: {self.key}: {self.received}; allowed: {self.allowed}"
 
 
+def plain(error: BaseException) -> str:
+    """Return what an error says; one of the system's without its number, with the file where it has one."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 class JobError(RoundlogError):
     """The job file has mistakes; all of them are in ``problems``."""
 

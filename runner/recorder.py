@@ -271,7 +271,9 @@ class Recorder(Closing):
             self._broken = f"{self.path}: can't write the log: {e.strerror}"
             raise LogError(self._broken) from e
         if written != len(line):
-            self._broken = f"{self.path}: only {written} of {len(line)} bytes of an event could be written"
+            self._broken = (
+                f"{self.path}: only {written} of {len(line)} bytes could be written; is the disk full?"
+            )
             raise LogError(self._broken)
 
     def _line(self, event: dict[str, Any]) -> bytes:

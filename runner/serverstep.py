@@ -14,7 +14,7 @@ import trio
 from runner.aggregate import Aggregated, Combine, Contribution, StateFile, aggregate
 from runner.arrays import ArraySpec
 from runner.decide import Verdict
-from runner.errors import ArrayError
+from runner.errors import ArrayError, plain
 from runner.job import LoadedJob
 from runner.recorder import Recorder
 from runner.recycle import set_aside
@@ -126,8 +126,9 @@ class ServerStep:
                 )
             )
         except (ArrayError, OSError) as e:
-            self._recorder.emit(none(error=str(e)), round=number, since_us=began)
-            return Stepped(None, f"no aggregate: {e}", verdict)
+            said = f"can't write {target.name}: {plain(e)}" if isinstance(e, OSError) else str(e)
+            self._recorder.emit(none(error=said), round=number, since_us=began)
+            return Stepped(None, f"no aggregate: {said}", verdict)
         except trio.Cancelled:
             self._recorder.emit(none(error="cancelled"), round=number, since_us=began)
             raise

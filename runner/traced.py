@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from runner.connection import Connection, Cut, Ended, Transferred
-from runner.errors import DeadlineError
+from runner.errors import DeadlineError, plain
 from runner.grouped import leaf
 from runner.job import Command
 from runner.output import Output
@@ -186,7 +186,7 @@ class TracedConnection:
         error = leaf(error)
         if isinstance(error, trio.Cancelled):
             return self._cancelled()
-        return str(error) or type(error).__name__
+        return plain(error) or type(error).__name__
 
     def emit(self, body: Body, since_us: int | None = None) -> int:
         """Emit an event of this worker and round; return its time in microseconds."""

@@ -139,3 +139,39 @@ def test_a_pipe_that_is_full_holds_up_nothing(tmp_path: Path):
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("size", "simulated"), [("44k", False), ("100k", False), ("8k", True), ("100k", True)]
+)
+def test_a_real_disk_that_is_full(tmp_path: Path, size: str, simulated: bool):
+    """Once there is room again, the run is gone on with; but for one that never had params."""
+    changes = {"rounds": 30, "workers": 4}
+    job = sim_job(tmp_path, **changes) if simulated else write_job(tmp_path, **changes)
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    script = (
+        'mount -t tmpfs -o size="$1" none "$2" && { code=0; "$3" start "$4" --runs "$2/runs" || code=$?; '
+        'cp -a "$2/runs" "$5"; exit $code; }'
+    )
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", size, disk, RUNNER, job, kept]
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", disk], check=False).returncode:
+        if os.environ.get("ROUNDLOG_REQUIRE_ALL"):
+            pytest.fail("no disk can be mounted here, and nothing may be skipped")
+        pytest.skip("no disk can be mounted here")
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=unmeasured(), timeout=PATIENCE_S
+    )
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Errno" not in done.stderr, done.stderr
+    assert list(disk.iterdir()) == []
+    (log,) = kept.glob("*.jsonl")
+    events = whole(log)
+    committed_is_true(log, events)
+    assert not processes_under(tmp_path)
+    if events and events[0]["params_sha256"]:
+        runner("resume", "-q", log)
+        after = [json.loads(line) for line in log.read_bytes().splitlines() if line.endswith(b"}")]
+        assert (after[-1]["status"], after[-1]["rounds"]) == ("completed", 30)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -307,3 +308,49 @@ def test_every_kind_has_a_test_of_validity():
         assert_valid({"kind": "worker_down"})
     for body in BODIES:
         assert body.kind in event_line({"kind": body.kind, "t": 1.0})
+
+
+def gathering(recorder_at):
+    """Return a recorder of simulated time, which stands still."""
+    return recorder_at(clock=lambda: 0.0, began=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.trio
+async def test_lines_of_simulated_time_are_written_together_and_none_is_split(recorder_at, path):
+    recorder = gathering(recorder_at)
+    recorder.emit(down())
+    assert path.read_bytes() == b"", "nobody waits for it"
+    await recorder.flush()
+    assert len(read(path)) == 1
+    for _ in range(500):
+        recorder.emit(down("x" * 300))
+        assert path.read_bytes().endswith(b"\n")
+    assert 100 < len(read(path)) < 501
+    recorder.emit(down("y" * 60_000))
+    recorder.close()
+    events = read(path)
+    assert [len(e["detail"]) for e in events] == [1, *[300] * 500, 60_000]
+
+
+@pytest.mark.trio
+async def test_gathered_lines_that_can_not_be_written(recorder_at, path, monkeypatch):
+    recorder = gathering(recorder_at)
+    recorder.emit(down())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(errno.ENOSPC))
+        with pytest.raises(LogError, match="No space left"):
+            await recorder.flush()
+    with pytest.raises(LogError, match="No space left"):
+        recorder.emit(down())
+    recorder.close()
+    assert path.read_bytes() == b"", "nothing is written after what is missing"
+
+
+def test_gathered_lines_that_can_not_be_written_at_the_end(recorder_at, monkeypatch):
+    recorder = gathering(recorder_at)
+    recorder.emit(down())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(errno.ENOSPC))
+        with pytest.raises(LogError, match="No space left"):
+            recorder.close()
+    recorder.close()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
-from runner.errors import ConnectionLostError, TransferError, WorkerError
+from runner.errors import ConnectionLostError, RunError, TransferError, WorkerError
 from runner.job import Command
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
@@ -147,17 +147,21 @@ class World:
 
         Raises:
             WorkerError: no params were pushed to make them of.
+            RunError: this machine can't keep them.
         """
         key = (rank % SHARED, kind)
         if key not in self._made:
             params = self._params.get(self.round)
             if params is None:
                 raise WorkerError("no params were pushed in this round")
-            self._scratch.mkdir(parents=True, exist_ok=True)
             path = self._scratch / f"weights-{self.round:04}-{key[0]}-{kind or 'good'}{params.suffix}"
-            self._arrays = self._arrays or _loaded(params)
-            _make_weights(self._arrays, path, [self.seed, self.round, key[0]], kind)
-            self._made[key] = path, path.stat().st_size
+            try:
+                self._scratch.mkdir(parents=True, exist_ok=True)
+                self._arrays = self._arrays or _loaded(params)
+                _make_weights(self._arrays, path, [self.seed, self.round, key[0]], kind)
+                self._made[key] = path, path.stat().st_size
+            except OSError as e:
+                raise RunError(f"{path}: can't write weights of a simulated worker: {e.strerror}") from e
         return self._made[key]
 
 
