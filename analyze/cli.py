@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import duckdb
 
-from analyze import export, lake, told
+from analyze import cache, export, lake, told
 from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glance import glanced
@@ -29,6 +29,7 @@ from schemas.text import encoding, printable
 
 DAMAGED = 3
 _FEW = 5
+_UNKEPT = "analyze.unkept"
 
 
 def _version() -> str:
@@ -40,6 +41,10 @@ def _version() -> str:
 
 def _say(text: str) -> None:
     click.echo(printable(text), err=True)
+
+
+def _kept_in() -> Path | None:
+    return None if click.get_current_context().meta.get(_UNKEPT) else cache.folder()
 
 
 def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
@@ -60,7 +65,7 @@ def _logs(
 
     `tells`: what is printed tells of damage.
     """
-    with opened([Path(path) for path in paths], documented=documented) as database:
+    with opened([Path(path) for path in paths], documented=documented, cache=_kept_in()) as database:
         for warning in database.warnings():
             _say(f"warning: {warning}")
         for problem in database.problems:
@@ -119,6 +124,19 @@ _workers = click.option(
 )
 
 
+def _unkept(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_UNKEPT] = value
+
+
+_no_cache = click.option(
+    "--no-cache",
+    is_flag=True,
+    expose_value=False,
+    callback=_unkept,
+    help="Read the logs anew, and keep nothing for the next look.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="analyze")
 def cli() -> None:
@@ -142,6 +160,7 @@ def cli() -> None:
 @_width
 @_glyphs
 @_workers
+@_no_cache
 def report(  # noqa: PLR0917 - click gives them by name
     log: Path, output: Path | None, against: Path | None, width: int | None, glyphs: str, workers: int
 ) -> None:
@@ -166,6 +185,7 @@ def report(  # noqa: PLR0917 - click gives them by name
 @click.option("--round", "rounds", multiple=True, metavar="N|A-B", help="Only these rounds; may be repeated.")
 @_glyphs
 @_workers
+@_no_cache
 def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, workers: int) -> None:
     """Draw each round: a row for the scheduler and one for each worker."""
     wanted, paper = _rounds(rounds), _paper(width, glyphs)
@@ -179,6 +199,7 @@ def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, wo
 @cli.command()
 @_log
 @_width
+@_no_cache
 def summary(log: Path, width: int | None) -> None:
     """Print a row for each round, the totals, what was rejected or lost, and damage of the log."""
     paper = _paper(width)
@@ -219,6 +240,7 @@ _runs = click.option(
 @click.option("-p", "--param", "given", multiple=True, metavar="NAME=VALUE", help="Value of $NAME, as text.")
 @click.option("--unsafe", is_flag=True, help="Let the query reach files and the network.")
 @click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
+@_no_cache
 def sql(  # noqa: PLR0917 - click passes options by name
     query: str | None,
     logs: tuple[str, ...],
@@ -325,6 +347,7 @@ def _show_schema() -> None:
 @_runs
 @_width
 @click.option("--whole", is_flag=True, help="Read every log to its end, and tell what is damaged.")
+@_no_cache
 def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) -> None:
     """List runs, a line each; LOGS are logs or folders with logs.
 
@@ -333,7 +356,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
     """
     paper = _paper(width)
     paths = _found(logs, folder)
-    rows, left = ([], paths) if whole else glanced(paths)
+    rows, left = ([], paths) if whole else glanced(paths, _kept_in())
     code = 0
     if left:
         try:
@@ -355,6 +378,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
 @cli.command()
 @click.argument("logs", nargs=-1, required=True)
 @_width
+@_no_cache
 def compare(logs: tuple[str, ...], width: int | None) -> None:
     """Put runs side by side; differences are to the first."""
     paper = _paper(width)
@@ -394,6 +418,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write, or to add to.",
 )
+@_no_cache
 def export_(logs: tuple[str, ...], folder: str, target: Path) -> None:
     """Write runs as Parquet files, partitioned by run, for any other engine.
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
+from analyze import cache
+from analyze.fingerprint import Mark, settled
 from analyze.lines import chunk_of
 from analyze.reader import Reader
 from analyze.source import STDIN, is_locked, stem
@@ -23,16 +27,53 @@ from schemas.events import VERSION
 Row = dict[str, Any]
 _HEAD_BYTES = 80 * 1024
 _TAIL_BYTES = 192 * 1024
+_FEWEST = 8
+"""Fewer logs are glanced at as quickly as they are looked up."""
+_MOST = 20_000
+"""Logs that are remembered."""
 
 
-def glanced(paths: Iterable[Path]) -> tuple[list[Row], list[Path]]:
-    """Return a row for each log that a glance tells of, and the logs that have to be read."""
+class _Told(msgspec.Struct):
+    """What a glance told of a log."""
+
+    mark: Mark
+    running: bool
+    row: Row
+
+
+class _Memory(msgspec.Struct):
+    """What glances told, by the name of the log."""
+
+    code: str
+    told: dict[str, _Told]
+
+
+def glanced(paths: Sequence[Path], place: Path | None = None) -> tuple[list[Row], list[Path]]:
+    """Return a row for each log that a glance tells of, and the logs that have to be read.
+
+    `place`: a folder where what glances told may be kept and found again.
+    """
+    if place is None or len(paths) < _FEWEST:
+        return _glanced(paths, {})
+    name = place / "glances.json"
+    memory = cache.read(name, _Memory)
+    told = memory.told if memory is not None and memory.code == cache.code() else {}
+    before = dict(told)
+    found = _glanced(paths, told)
+    if told != before:
+        newest = dict(list(told.items())[-_MOST:])
+        with suppress(OSError, ValueError):
+            cache.write(name, _Memory(cache.code(), newest))
+    return found
+
+
+def _glanced(paths: Iterable[Path], told: dict[str, _Told]) -> tuple[list[Row], list[Path]]:
     rows: list[Row] = []
     left: list[Path] = []
     seen: set[tuple[int, int]] = set()
     for path in paths:
         try:
-            row = None if path == STDIN else _glance(path, seen)
+            row = None if path == STDIN else _glance(path, seen, told)
         except (OSError, ValueError, LookupError, TypeError):
             row = None
         if row is None:
@@ -42,7 +83,7 @@ def glanced(paths: Iterable[Path]) -> tuple[list[Row], list[Path]]:
     return rows, left
 
 
-def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
+def _glance(path: Path, seen: set[tuple[int, int]], told: dict[str, _Told]) -> Row | None:
     """Return what a log says; an empty row if it has been looked at under another name."""
     with path.open("rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -51,6 +92,11 @@ def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
         if (which := (status.st_dev, status.st_ino)) in seen:
             return {}
         running = is_locked(file.fileno())
+        marked = settled(file.fileno())
+        known = told.get(name := str(path.absolute()))
+        if known and (known.mark, known.running) == (marked, running):
+            seen.add(which)
+            return {"file": str(path), "run_no": 0, **known.row}
         whole = status.st_size <= _HEAD_BYTES + _TAIL_BYTES
         if whole:
             pieces = [file.read(status.st_size)]
@@ -67,6 +113,9 @@ def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
     if row is None:
         return None
     seen.add(which)
+    if marked is not None:
+        told.pop(name, None)
+        told[name] = _Told(marked, running, row)
     return {"file": str(path), "run_no": 0, **row}
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from analyze.fingerprint import Mark, settled
+
 STDIN = Path("-")
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -34,6 +36,10 @@ class Source:
     """A runner holds the log."""
     cut: str = ""
     """What of it could not be decompressed, in words."""
+    mark: Mark | None = None
+    """What the file was before it was read; None of a pipe, or if it may change and keep the same mark."""
+    plain: bool = False
+    """It is read where it lies, not from a copy."""
 
 
 def stem(path: Path) -> str:
@@ -90,12 +96,15 @@ def opened(path: Path) -> Iterator[Source]:
             with _copied(file) as source:
                 yield source
             return
-        head = os.pread(file.fileno(), 4, 0)
-        if head.startswith((_GZIP, _ZSTD)):
+        # In this order: a run that ends in between is no crashed one.
+        running = is_locked(file.fileno())
+        marked = settled(file.fileno())
+        if os.pread(file.fileno(), 4, 0).startswith((_GZIP, _ZSTD)):
             with _copied(file) as source:
+                source.mark = marked
                 yield source
             return
-        yield Source(file, is_locked(file.fileno()))
+        yield Source(file, running, mark=marked, plain=True)
 
 
 @contextmanager
