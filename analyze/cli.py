@@ -22,13 +22,12 @@ from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
-from analyze.report import gantt_lines, stories, summary_lines, write_report
+from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
-from analyze.terminal import Column, Paper, joined, sentence, table
+from analyze.terminal import Paper, joined, sentence, table
 from schemas.text import encoding, printable
 
 DAMAGED = 3
-_FEW = 5
 _UNKEPT = "analyze.unkept"
 
 
@@ -72,24 +71,12 @@ def _logs(
             _say(f"warning: {problem}")
         yield database
         damaged = database.damaged
-        notes = [] if tells else _damage_notes(database)
+        notes = [] if tells else damage_notes(database)
     if damaged:
         sys.stdout.flush()
         for note in notes:
             _say(f"warning: {note}")
         raise click.exceptions.Exit(DAMAGED)
-
-
-def _damage_notes(database: Database) -> list[str]:
-    """Return a line for each damaged log, for the first few of them."""
-    damaged = [log for log in database.logs if log.damaged]
-    notes = []
-    for log in damaged[:_FEW]:
-        rows = database.rows("SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", str(log.path))
-        notes.append(f"{log.path}: {told.damage_note(rows)}; the view 'rejects' has the lines")
-    if len(damaged) > _FEW:
-        notes.append(f"and {len(damaged) - _FEW} more damaged logs: see the view 'damage'")
-    return notes
 
 
 def _rounds(values: tuple[str, ...]) -> set[int] | None:
@@ -329,17 +316,40 @@ def explain_(place: str) -> None:
         click.echo("\n".join(database.explained(path, number)))
 
 
-def _show_schema() -> None:
-    paper = _paper()
-    con = empty()
-    for i, (view, doc, columns) in enumerate(Database(con).documented()):
-        if i:
-            click.echo()
-        click.echo(paper.paint(view, bold=True))
-        click.echo(joined(sentence(doc, paper)), nl=False)
-        heads = [Column("  column"), Column("type"), Column("meaning", wrap=True)]
-        rows = [[f"  {name}", kind, meaning] for name, kind, meaning in columns]
-        click.echo(joined(list(table(heads, rows, width=paper.width if paper.wrap else None))), nl=False)
+def _show_schema(wanted: str = "") -> None:
+    click.echo(joined(told.schema_lines(Database(empty()).documented(), _paper(), wanted)), nl=False)
+
+
+@cli.command("shell")
+@click.argument("logs", nargs=-1)
+@_runs
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([f for f in export.FORMATS if f != "parquet"]),
+    default="table",
+    help="How to write results.",
+)
+@click.option("--unsafe", is_flag=True, help="Let queries reach files and the network.")
+@_no_cache
+def shell_(logs: tuple[str, ...], folder: str, form: str, *, unsafe: bool) -> None:
+    """Ask one query after the other of LOGS, or of all in a folder, at a prompt."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("stdin is no terminal; 'analyze sql -' reads a query from it")
+    from analyze import shell  # noqa: PLC0415 - no other command needs a prompt
+
+    with _logs(_found(logs, folder), documented=True) as database:
+        asked = shell.asked(database)
+        if not unsafe:
+            database.fence()
+        shell.talk(
+            database,
+            asked,
+            form,
+            echo=lambda text: click.echo(text, nl=False),
+            say=_say,
+            schema=_show_schema,
+        )
 
 
 @cli.command()
