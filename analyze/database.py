@@ -51,9 +51,19 @@ class Database:
         return bool(self.problems) or any(log.damaged for log in self.logs)
 
     def execute(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
-        """Run a query after making what it rests on."""
-        self._need(query)
-        return self.con.execute(query, parameters)
+        """Run a query after making what it rests on.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+        try:
+            self._need(query)
+            return self.con.execute(query, parameters)
+        except (RuntimeError, duckdb.InterruptException) as e:
+            # So DuckDB tells of Ctrl-C, by a class of its own or by none.
+            if "interrupt" in str(e).lower():
+                raise KeyboardInterrupt from None
+            raise
 
     def _need(self, query: str) -> None:
         if self._tables is None:

@@ -162,7 +162,7 @@ def _answer(
         described = cursor.description or []
         rows = cursor.fetchall() if described else []
         text = export.text([d[0] for d in described], [d[1] for d in described], rows, form)
-    except (KeyboardInterrupt, duckdb.InterruptException):
+    except KeyboardInterrupt:
         say("interrupted")
     except duckdb.Error as e:
         lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["the query failed"]

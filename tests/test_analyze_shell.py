@@ -80,10 +80,13 @@ def test_what_a_log_says_is_no_command_to_the_terminal(database):
 def test_ctrl_c_empties_the_line_and_stops_a_query(database, monkeypatch):
     assert typed(database, "SELECT 1;\x03SELECT 2 AS y;\r\x04") == (["y\n2\n"], [])
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
+    class Interrupted:
+        def execute(self, *_):
+            raise RuntimeError("Query interrupted")
 
-    monkeypatch.setattr(Database, "execute", interrupted)
+    names = shell.Names(database)
+    monkeypatch.setattr(shell, "Names", lambda _: names)
+    monkeypatch.setattr(database, "con", Interrupted())
     assert typed(database, "SELECT 1;\r\x04") == ([], ["interrupted"])
 
 
