@@ -298,13 +298,14 @@ def _parquet(
             _say(f"wrote {output}")
 
 
-@cli.command("explain")
+@cli.command("explain", context_settings={"ignore_unknown_options": True})
 @click.argument("place", metavar="LOG:LINE")
 def explain_(place: str) -> None:
     """Show one line of a log as it is, each step that brings it up, and what it became or why not.
 
     \b
     analyze explain runs/x.jsonl:123
+    gunzip < x.gz | analyze explain -:123
     """
     name, _, line = place.rpartition(":")
     if not name or not re.fullmatch(r"[1-9]\d{0,17}", line):

@@ -43,6 +43,8 @@ class Database:
     logs: list[Log] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Logs that gave nothing, in words."""
+    twins: list[Log] = field(default_factory=list)
+    """Logs that say what another says, and count once with it."""
     _tables: lazy.Tables | None = None
 
     @property
@@ -85,7 +87,9 @@ class Database:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def warnings(self) -> Iterator[str]:
-        """Yield what the user should know of the versions of the logs."""
+        """Yield what the user should know of logs given twice and of their versions."""
+        for log in self.twins:
+            yield f"{log.path} says the same as {log.twin}: they count once"
         for log in self.logs:
             if (log.newest_version or 0) > VERSION:
                 yield (
@@ -171,7 +175,8 @@ def opened(
         database = Database(con)
         if found is not None:
             found.attach(con)
-            database.logs = found.logs
+            database.logs = [log for log in found.logs if log.twin is None]
+            database.twins = [log for log in found.logs if log.twin is not None]
             database.problems = [log.problem for log in found.logs if log.problem]
         else:
             _load(database, once)
@@ -190,7 +195,7 @@ def _load(database: Database, paths: Sequence[Path]) -> None:
         except OSError as e:
             database.problems.append(_why_unreadable(path, e))
             continue
-        database.logs.append(log)
+        (database.logs if log.twin is None else database.twins).append(log)
         if log.problem:
             database.problems.append(log.problem)
     loader.finish()

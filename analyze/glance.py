@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from analyze import cache
 from analyze.fingerprint import Mark, settled
 from analyze.lines import chunk_of
 from analyze.reader import Reader
-from analyze.source import STDIN, is_locked, stem
+from analyze.source import STDIN, head, is_locked, stem
 from schemas.events import VERSION
 
 Row = dict[str, Any]
@@ -67,7 +69,7 @@ def glanced(paths: Sequence[Path], place: Path | None = None) -> tuple[list[Row]
     return found
 
 
-def _glanced(paths: Iterable[Path], told: dict[str, _Told]) -> tuple[list[Row], list[Path]]:
+def _glanced(paths: Sequence[Path], told: dict[str, _Told]) -> tuple[list[Row], list[Path]]:
     rows: list[Row] = []
     left: list[Path] = []
     seen: set[tuple[int, int]] = set()
@@ -80,7 +82,23 @@ def _glanced(paths: Iterable[Path], told: dict[str, _Told]) -> tuple[list[Row], 
             left.append(path)
         elif row:
             rows.append(row)
+    # Two logs of one run may be one log, under two names or packed: whoever reads both sees.
+    counted = Counter([*(row["run"] for row in rows), *map(_run, left)])
+    again = {row["file"] for row in rows if counted[row["run"]] > 1}
+    if again:
+        rows = [row for row in rows if row["file"] not in again]
+        unread = {*left, *map(Path, again)}
+        left = [path for path in paths if path in unread]
     return rows, left
+
+
+def _run(path: Path) -> str | None:
+    """Return the run that the first line of a log names."""
+    try:
+        named = orjson.loads(head(path).partition(b"\n")[0])["run"]
+    except (OSError, ValueError, LookupError, TypeError, zlib.error):
+        return None
+    return named if type(named) is str else None
 
 
 def _glance(path: Path, seen: set[tuple[int, int]], told: dict[str, _Told]) -> Row | None:
@@ -101,9 +119,9 @@ def _glance(path: Path, seen: set[tuple[int, int]], told: dict[str, _Told]) -> R
         if whole:
             pieces = [file.read(status.st_size)]
         else:
-            head = os.pread(file.fileno(), _HEAD_BYTES, 0).rpartition(b"\n")[0] + b"\n"
+            begun = os.pread(file.fileno(), _HEAD_BYTES, 0).rpartition(b"\n")[0] + b"\n"
             tail = os.pread(file.fileno(), _TAIL_BYTES, status.st_size - _TAIL_BYTES).partition(b"\n")[2]
-            pieces = [head, tail]
+            pieces = [begun, tail]
     parts = [_events(piece, stem(path)) for piece in pieces]
     if not all(parts) or parts[0][0]["kind"] != "run_start" or parts[0][0]["seq"] != 0:
         return None

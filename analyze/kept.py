@@ -159,6 +159,8 @@ def _base(place: Path, paths: Sequence[Path]) -> tuple[list[Log], Path | None]:
         if entry is None or (entry.code, entry.folder) != (cache.code(), str(Path.cwd())):
             continue
         logs = entry.logs
+        if any(log.twin for log in logs):  # one of two that grows is a twin no more
+            continue
         if len(best) < len(logs) <= len(paths) and [log.path for log in logs] == list(paths[: len(logs)]):
             best, tables = logs, entry.tables(place, name.stem)
             digest = entry.digest

@@ -12,26 +12,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
-from msgspec.json import encode
 
 from analyze import source
+from analyze.arrays import column_of, micro
 from analyze.fast import Int64
-from analyze.fingerprint import Hashed, Mark
+from analyze.fingerprint import Hashed, Mark, ends
 from analyze.lines import HEAD_BYTES, Readable, chunks
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
-from analyze.shapes import NULL, Field, of_kind
+from analyze.shapes import of_kind
 from analyze.source import stem
 from schemas.events import BY_KIND
 
-MICRO = 1_000_000
 PILE_ROWS = 100_000
 """Events of one kind put into the database at once."""
+_PIECE = 1 << 20
 OTHER = "other"
 """Where events of kinds that we do not know are."""
 
@@ -83,6 +82,10 @@ class Log:
     """The number of each run in it."""
     problem: str = ""
     """Why it gave nothing, in words."""
+    ends: str = ""
+    """Hash of its head and its tail."""
+    twin: Path | None = None
+    """A log before it that says the same, in place of which nothing was loaded."""
     mark: Mark | None = None
     """What the file was; None if it may have changed since and look the same."""
     digest: str = ""
@@ -133,7 +136,11 @@ class Loader:
     ) -> None:
         """`loaded`: what the tables hold already. `hashing`: note what is needed to know a log again."""
         self._con = con
-        self._log_no = len(loaded)
+        self._log_no = max((log.log_no for log in loaded), default=0)
+        self._contents: dict[tuple[int, str], list[Path]] = {}
+        """Logs by how long they are, how they begin and how they end."""
+        for log in loaded:
+            self._contents.setdefault((log.size_bytes, log.ends), []).append(log.path)
         self._runs = {(log.log_no, run): number for log in loaded for run, number in log.runs.items()}
         self._hashing = hashing
         self._logs = {log.log_no: log for log in loaded}
@@ -149,7 +156,10 @@ class Loader:
             OSError: it can't be read.
         """
         self._log_no += 1
-        return self._whole(Log(path, log_no=self._log_no))
+        log = self._whole(Log(path, log_no=self._log_no))
+        if log.twin is not None:
+            self._log_no -= 1
+        return log
 
     def go_on(self, log: Log) -> Log:
         """Load what a log that is loaded has gained.
@@ -184,7 +194,8 @@ class Loader:
         self._begun = {}
         if sum(len(table) for pile in self._piles.values() for table in pile) >= PILE_ROWS:
             self._flush()
-        self._logs[log.log_no] = log
+        if log.twin is None:
+            self._logs[log.log_no] = log
         return log
 
     def _load(self, log: Log) -> None:
@@ -201,6 +212,12 @@ class Loader:
                 text = hashed
             if begun and (hashed is None or hashed.digest(log.size_bytes) != log.digest):
                 raise ChangedError
+            if begun:
+                self._contents[log.size_bytes, log.ends].remove(log.path)
+            else:
+                log.mark, log.twin = opened.mark, self._twin(file)
+                if log.twin is not None:
+                    return
             terminated = True
             for chunk in chunks(text, number=log.lines + 1, offset=log.size_bytes):
                 batches, bad = reader.read(chunk)
@@ -213,6 +230,11 @@ class Loader:
             if log.last is not None and not (checked.in_order and checked.last.keys() == log.last.keys()):
                 raise ChangedError
             log.size_bytes = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+            log.ends = ends(file.fileno(), log.size_bytes)
+            alike = self._contents.setdefault((log.size_bytes, log.ends), [])
+            if begun and alike:
+                raise ChangedError
+            alike.append(log.path)
             bad_lines = [r.line for r in rejects]
             if begun:
                 bad_lines += self._bad_lines(log)
@@ -228,6 +250,18 @@ class Loader:
         log.first_time = reader.first_time
         self._write_rejects(rejects, log)
         log.problem = _why_nothing(log, rejects)
+
+    def _twin(self, file: BinaryIO) -> Path | None:
+        """Return a log before this one that is the same to the last byte, whatever its name and packing."""
+        size = os.fstat(file.fileno()).st_size
+        for path in self._contents.get((size, ends(file.fileno(), size)), ()) if size else ():
+            with source.opened(path) as other:
+                while (piece := file.read(_PIECE)) == other.file.read(_PIECE) and piece:
+                    pass
+                file.seek(0)
+                if not piece:
+                    return path
+        return None
 
     def _bad_lines(self, log: Log) -> list[int]:
         found = self._con.execute("SELECT line FROM store.rejects WHERE log_no = ?", [log.log_no])
@@ -306,11 +340,11 @@ class Loader:
             "run_no": numbers[runs.indices.to_numpy()],
             "line": batch.lines,
             "byte_offset": batch.offsets,
-            "t_us": _micro(table.column("t").to_numpy()),
+            "t_us": micro(table.column("t").to_numpy()),
         }
         table = table.drop_columns("run")
         if "duration_s" in table.column_names:
-            made["duration_us"] = _micro(table.column("duration_s").to_numpy())
+            made["duration_us"] = micro(table.column("duration_s").to_numpy())
         for name, array in made.items():
             table = table.append_column(name, pa.array(array))
         self._pile(batch.kind, table)
@@ -323,15 +357,15 @@ class Loader:
         for shape, column in zip(batch.fields, batch.columns, strict=True):
             if shape.name == "run":
                 made["run_no"] = self._run_numbers(column, log)
-            elif (array := _column(shape, column)) is not None:
+            elif (array := column_of(shape, column)) is not None:
                 made[shape.name] = array
         if "kind" not in made:
             made["kind"] = pa.array([batch.kind] * len(batch.lines))
         made["line"] = batch.lines
         made["byte_offset"] = batch.offsets
-        made["t_us"] = _micro(made["t"])
+        made["t_us"] = micro(made["t"])
         if "duration_s" in made:
-            made["duration_us"] = _micro(made["duration_s"])
+            made["duration_us"] = micro(made["duration_s"])
         if any(extra is not None for extra in batch.extras):
             made["extra"] = pa.array(batch.extras, pa.string())
         self._pile(batch.kind, pa.table({name: pa.array(array) for name, array in made.items()}))
@@ -441,33 +475,6 @@ class Loader:
 
 def _line_at(fd: int, offset: int) -> bytes:
     return os.pread(fd, 128 * 1024, offset).partition(b"\n")[0]
-
-
-def _micro(seconds: npt.NDArray[np.float64]) -> Any:
-    """Return whole microseconds."""
-    return np.rint(np.ma.asarray(seconds) * MICRO).astype(np.int64)
-
-
-def _column(shape: Field, column: Sequence[Any]) -> Any:
-    """Return the values as NumPy or Arrow has them; None where all are null."""
-    import pyarrow as pa  # noqa: PLC0415 - nothing that loads nothing needs it
-
-    seen = set(map(type, column))
-    if seen == {NULL}:
-        return None
-    if shape.base is dict:
-        return pa.array([None if v is None else encode(v).decode() for v in column], pa.string())
-    if shape.base is list:
-        item = int if shape.whole_items else float
-        lists = [None if v is None else [None if i is None else item(i) for i in v] for v in column]
-        return pa.array(lists, pa.list_(pa.int64() if item is int else pa.float64()))
-    if shape.base is str:
-        return pa.array(column, pa.string())
-    dtype = {int: np.int64, float: np.float64, bool: np.bool_}[shape.base]
-    if NULL not in seen:
-        return np.array(column, dtype=dtype)
-    mask = [value is None for value in column]
-    return np.ma.masked_array(np.array([value or 0 for value in column], dtype=dtype), mask=mask)
 
 
 def _why_nothing(log: Log, rejects: Sequence[Reject]) -> str:

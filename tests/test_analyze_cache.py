@@ -82,12 +82,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_an_unchanged_log_is_not_read_again_and_one_that_grew_from_where_it_ended(tmp_path, reads):
     place = cache.folder()
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    for path in paths:
-        path.write_bytes(b"".join(LINES[:50]))
+    for path, count in zip(paths, (50, 49), strict=True):
+        path.write_bytes(b"".join(LINES[:count]))
     rest(*paths)
     first = looked(place, paths)
     assert looked(place, paths) == first
-    assert reads == ["a.jsonl 0-50", "b.jsonl 0-50"]
+    assert reads == ["a.jsonl 0-50", "b.jsonl 0-49"]
     with paths[0].open("ab") as file:
         file.write(b"garbage\n" + b"".join(LINES[51:]))
     paths.append(tmp_path / "c.jsonl")
@@ -99,6 +99,18 @@ def test_an_unchanged_log_is_not_read_again_and_one_that_grew_from_where_it_ende
     reads.clear()
     looked(place, paths)
     assert reads == []
+
+
+def test_a_log_that_becomes_a_copy_of_another_counts_once(tmp_path):
+    place = cache.folder()
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for count in (40, 60):
+        paths[0].write_bytes(b"".join(LINES[:60]))
+        paths[1].write_bytes(b"".join(LINES[:count]))
+        assert looked(place, paths) == loaded(paths)
+    with paths[0].open("ab") as file:
+        file.write(LINES[60])
+    assert looked(place, paths) == loaded(paths)
 
 
 EDITS = ("grow", "cut", "flip", "flip quietly", "insert", "swap", "pack", "rewrite", "add", "remove")
