@@ -219,8 +219,8 @@ class Loader:
                 if log.twin is not None:
                     return
             terminated = True
-            for chunk in chunks(text, number=log.lines + 1, offset=log.size_bytes):
-                batches, bad = reader.read(chunk)
+            found = chunks(text, number=log.lines + 1, offset=log.size_bytes)
+            for chunk, batches, bad in reader.read_all(found):
                 log.lines += chunk.count
                 terminated = not chunk.unterminated
                 rejects += bad
