@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +260,35 @@ def test_whether_a_run_is_alive_is_not_kept(tmp_path):
     for alive in (False, True):
         with path.open("rb") as file:
             if alive:
-                import fcntl
-
                 fcntl.flock(file, fcntl.LOCK_EX)
             with opened([path], cache=place) as database:
                 (row,) = database.rows("SELECT status FROM runs")
         assert row["status"] == ("running" if alive else "crashed")
+
+
+def test_two_analyzers_and_a_live_run_never_wait_for_each_other(tmp_path):
+    place = cache.folder()
+    path = tmp_path / "live.jsonl"
+    path.write_bytes(LINES[0])
+    seen: list[list[int]] = [[], []]
+
+    def watch(mine: list[int]) -> None:
+        while not mine or mine[-1] < len(LINES):
+            with opened([path], cache=place) as database:
+                (row,) = database.rows("SELECT lines, rejects, running FROM logs")
+                (count,) = database.rows("SELECT count(*) AS n, max(seq) AS last FROM events")
+            assert (row["rejects"], row["running"]) == (0, True)
+            assert count == {"n": row["lines"], "last": row["lines"] - 1}
+            mine.append(row["lines"])
+
+    with path.open("ab", buffering=0) as log, ThreadPoolExecutor(2) as pool:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        watching = [pool.submit(watch, mine) for mine in seen]
+        for at in range(1, len(LINES), 60):
+            log.write(b"".join(LINES[at : at + 60]))
+            before = len(seen[0])
+            while len(seen[0]) == before and not watching[0].done():
+                os.sched_yield()
+        for watcher in watching:
+            watcher.result()
+    assert all(mine == sorted(mine) for mine in seen)
