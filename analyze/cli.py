@@ -259,7 +259,9 @@ def sql(  # noqa: PLR0917 - click passes options by name
         raise click.UsageError("no query; 'analyze sql --schema' shows what can be asked")
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet is no text: name a file by -o")
-    with _logs(_found(logs, folder), documented=True) as database:
+    # Only DuckDB's own tables show comments, which take as long as all else of a small log.
+    documented = re.search(r"duckdb_|pg_|query", query, re.IGNORECASE) is not None
+    with _logs(_found(logs, folder), documented=documented) as database:
         if form == "parquet":
             _parquet(database, query, output, parameters, unsafe=unsafe)
             return

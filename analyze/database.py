@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from analyze import explain, kept, lazy
-from analyze.load import Loader, Log, make_tables
+from analyze.load import MEMORY_LIMIT, Loader, Log, make_tables
 from analyze.shapes import columns
 from analyze.source import stem
 from schemas.events import MAX_LINE_BYTES, VERSION
@@ -23,8 +23,6 @@ Row = dict[str, Any]
 
 IN_MEMORY_BYTES = 256 * 1024 * 1024
 """Logs that are larger together are loaded into a temporary file instead of memory."""
-MEMORY_LIMIT = "800MB"
-"""How much memory DuckDB may take for that file."""
 
 
 class NothingUsableError(Exception):

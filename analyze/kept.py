@@ -24,7 +24,7 @@ import msgspec
 
 from analyze import cache
 from analyze.fingerprint import Hashed, mark, settled
-from analyze.load import EVENT_TABLES, ChangedError, Loader, Log, make_tables, make_view
+from analyze.load import EVENT_TABLES, MEMORY_LIMIT, ChangedError, Loader, Log, make_tables, make_view
 from analyze.source import is_locked
 
 FEWEST_LOGS = 8
@@ -180,6 +180,7 @@ def _made(place: Path, paths: Sequence[Path], link: Path, base: list[Log], table
         if tables is not None:
             shutil.copyfile(tables, link)
         with duckdb.connect(str(link)) as con:
+            con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
             if tables is None:
                 make_tables(con)
             loader = Loader(con, base, hashing=True)

@@ -30,6 +30,8 @@ from schemas.events import BY_KIND
 
 PILE_ROWS = 100_000
 """Events of one kind put into the database at once."""
+MEMORY_LIMIT = "800MB"
+"""How much memory DuckDB may take for tables in a file."""
 _PIECE = 1 << 20
 OTHER = "other"
 """Where events of kinds that we do not know are."""
