@@ -17,18 +17,18 @@ from pathlib import Path
 import click
 import duckdb
 
-from analyze import export, lake, told
+from analyze import cache, export, lake, told
 from analyze.compare import comparison, letter
 from analyze.database import Database, NothingUsableError, empty, opened
 from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
-from analyze.report import gantt_lines, stories, summary_lines, write_report
+from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
-from analyze.terminal import Column, Paper, joined, sentence, table
+from analyze.terminal import Paper, joined, sentence, table
 from schemas.text import encoding, printable
 
 DAMAGED = 3
-_FEW = 5
+_UNKEPT = "analyze.unkept"
 
 
 def _version() -> str:
@@ -40,6 +40,10 @@ def _version() -> str:
 
 def _say(text: str) -> None:
     click.echo(printable(text), err=True)
+
+
+def _kept_in() -> Path | None:
+    return None if click.get_current_context().meta.get(_UNKEPT) else cache.folder()
 
 
 def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
@@ -60,31 +64,19 @@ def _logs(
 
     `tells`: what is printed tells of damage.
     """
-    with opened([Path(path) for path in paths], documented=documented) as database:
+    with opened([Path(path) for path in paths], documented=documented, cache=_kept_in()) as database:
         for warning in database.warnings():
             _say(f"warning: {warning}")
         for problem in database.problems:
             _say(f"warning: {problem}")
         yield database
         damaged = database.damaged
-        notes = [] if tells else _damage_notes(database)
+        notes = [] if tells else damage_notes(database)
     if damaged:
         sys.stdout.flush()
         for note in notes:
             _say(f"warning: {note}")
         raise click.exceptions.Exit(DAMAGED)
-
-
-def _damage_notes(database: Database) -> list[str]:
-    """Return a line for each damaged log, for the first few of them."""
-    damaged = [log for log in database.logs if log.damaged]
-    notes = []
-    for log in damaged[:_FEW]:
-        rows = database.rows("SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", str(log.path))
-        notes.append(f"{log.path}: {told.damage_note(rows)}; the view 'rejects' has the lines")
-    if len(damaged) > _FEW:
-        notes.append(f"and {len(damaged) - _FEW} more damaged logs: see the view 'damage'")
-    return notes
 
 
 def _rounds(values: tuple[str, ...]) -> set[int] | None:
@@ -119,6 +111,19 @@ _workers = click.option(
 )
 
 
+def _unkept(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_UNKEPT] = value
+
+
+_no_cache = click.option(
+    "--no-cache",
+    is_flag=True,
+    expose_value=False,
+    callback=_unkept,
+    help="Read the logs anew, and keep nothing for the next look.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="analyze")
 def cli() -> None:
@@ -142,6 +147,7 @@ def cli() -> None:
 @_width
 @_glyphs
 @_workers
+@_no_cache
 def report(  # noqa: PLR0917 - click gives them by name
     log: Path, output: Path | None, against: Path | None, width: int | None, glyphs: str, workers: int
 ) -> None:
@@ -166,6 +172,7 @@ def report(  # noqa: PLR0917 - click gives them by name
 @click.option("--round", "rounds", multiple=True, metavar="N|A-B", help="Only these rounds; may be repeated.")
 @_glyphs
 @_workers
+@_no_cache
 def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, workers: int) -> None:
     """Draw each round: a row for the scheduler and one for each worker."""
     wanted, paper = _rounds(rounds), _paper(width, glyphs)
@@ -179,6 +186,7 @@ def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, wo
 @cli.command()
 @_log
 @_width
+@_no_cache
 def summary(log: Path, width: int | None) -> None:
     """Print a row for each round, the totals, what was rejected or lost, and damage of the log."""
     paper = _paper(width)
@@ -219,6 +227,7 @@ _runs = click.option(
 @click.option("-p", "--param", "given", multiple=True, metavar="NAME=VALUE", help="Value of $NAME, as text.")
 @click.option("--unsafe", is_flag=True, help="Let the query reach files and the network.")
 @click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
+@_no_cache
 def sql(  # noqa: PLR0917 - click passes options by name
     query: str | None,
     logs: tuple[str, ...],
@@ -250,7 +259,9 @@ def sql(  # noqa: PLR0917 - click passes options by name
         raise click.UsageError("no query; 'analyze sql --schema' shows what can be asked")
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("parquet is no text: name a file by -o")
-    with _logs(_found(logs, folder), documented=True) as database:
+    # Only DuckDB's own tables show comments, which take as long as all else of a small log.
+    documented = re.search(r"duckdb_|pg_|query", query, re.IGNORECASE) is not None
+    with _logs(_found(logs, folder), documented=documented) as database:
         if form == "parquet":
             _parquet(database, query, output, parameters, unsafe=unsafe)
             return
@@ -289,13 +300,14 @@ def _parquet(
             _say(f"wrote {output}")
 
 
-@cli.command("explain")
+@cli.command("explain", context_settings={"ignore_unknown_options": True})
 @click.argument("place", metavar="LOG:LINE")
 def explain_(place: str) -> None:
     """Show one line of a log as it is, each step that brings it up, and what it became or why not.
 
     \b
     analyze explain runs/x.jsonl:123
+    gunzip < x.gz | analyze explain -:123
     """
     name, _, line = place.rpartition(":")
     if not name or not re.fullmatch(r"[1-9]\d{0,17}", line):
@@ -307,17 +319,40 @@ def explain_(place: str) -> None:
         click.echo("\n".join(database.explained(path, number)))
 
 
-def _show_schema() -> None:
-    paper = _paper()
-    con = empty()
-    for i, (view, doc, columns) in enumerate(Database(con).documented()):
-        if i:
-            click.echo()
-        click.echo(paper.paint(view, bold=True))
-        click.echo(joined(sentence(doc, paper)), nl=False)
-        heads = [Column("  column"), Column("type"), Column("meaning", wrap=True)]
-        rows = [[f"  {name}", kind, meaning] for name, kind, meaning in columns]
-        click.echo(joined(list(table(heads, rows, width=paper.width if paper.wrap else None))), nl=False)
+def _show_schema(wanted: str = "") -> None:
+    click.echo(joined(told.schema_lines(Database(empty()).documented(), _paper(), wanted)), nl=False)
+
+
+@cli.command("shell")
+@click.argument("logs", nargs=-1)
+@_runs
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([f for f in export.FORMATS if f != "parquet"]),
+    default="table",
+    help="How to write results.",
+)
+@click.option("--unsafe", is_flag=True, help="Let queries reach files and the network.")
+@_no_cache
+def shell_(logs: tuple[str, ...], folder: str, form: str, *, unsafe: bool) -> None:
+    """Ask one query after the other of LOGS, or of all in a folder, at a prompt."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("stdin is no terminal; 'analyze sql -' reads a query from it")
+    from analyze import shell  # noqa: PLC0415 - no other command needs a prompt
+
+    with _logs(_found(logs, folder), documented=True) as database:
+        asked = shell.asked(database)
+        if not unsafe:
+            database.fence()
+        shell.talk(
+            database,
+            asked,
+            form,
+            echo=lambda text: click.echo(text, nl=False),
+            say=_say,
+            schema=_show_schema,
+        )
 
 
 @cli.command()
@@ -325,6 +360,7 @@ def _show_schema() -> None:
 @_runs
 @_width
 @click.option("--whole", is_flag=True, help="Read every log to its end, and tell what is damaged.")
+@_no_cache
 def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) -> None:
     """List runs, a line each; LOGS are logs or folders with logs.
 
@@ -333,7 +369,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
     """
     paper = _paper(width)
     paths = _found(logs, folder)
-    rows, left = ([], paths) if whole else glanced(paths)
+    rows, left = ([], paths) if whole else glanced(paths, _kept_in())
     code = 0
     if left:
         try:
@@ -355,6 +391,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
 @cli.command()
 @click.argument("logs", nargs=-1, required=True)
 @_width
+@_no_cache
 def compare(logs: tuple[str, ...], width: int | None) -> None:
     """Put runs side by side; differences are to the first."""
     paper = _paper(width)
@@ -394,6 +431,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write, or to add to.",
 )
+@_no_cache
 def export_(logs: tuple[str, ...], folder: str, target: Path) -> None:
     """Write runs as Parquet files, partitioned by run, for any other engine.
 

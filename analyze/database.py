@@ -12,8 +12,8 @@ from typing import Any
 
 import duckdb
 
-from analyze import explain, lazy
-from analyze.load import Loader, Log, make_tables
+from analyze import explain, kept, lazy
+from analyze.load import MEMORY_LIMIT, Loader, Log, make_tables
 from analyze.shapes import columns
 from analyze.source import stem
 from schemas.events import MAX_LINE_BYTES, VERSION
@@ -23,8 +23,6 @@ Row = dict[str, Any]
 
 IN_MEMORY_BYTES = 256 * 1024 * 1024
 """Logs that are larger together are loaded into a temporary file instead of memory."""
-MEMORY_LIMIT = "800MB"
-"""How much memory DuckDB may take for that file."""
 
 
 class NothingUsableError(Exception):
@@ -43,6 +41,8 @@ class Database:
     logs: list[Log] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Logs that gave nothing, in words."""
+    twins: list[Log] = field(default_factory=list)
+    """Logs that say what another says, and count once with it."""
     _tables: lazy.Tables | None = None
 
     @property
@@ -51,9 +51,19 @@ class Database:
         return bool(self.problems) or any(log.damaged for log in self.logs)
 
     def execute(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
-        """Run a query after making what it rests on."""
-        self._need(query)
-        return self.con.execute(query, parameters)
+        """Run a query after making what it rests on.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+        try:
+            self._need(query)
+            return self.con.execute(query, parameters)
+        except (RuntimeError, duckdb.InterruptException) as e:
+            # So DuckDB tells of Ctrl-C, by a class of its own or by none.
+            if "interrupt" in str(e).lower():
+                raise KeyboardInterrupt from None
+            raise
 
     def _need(self, query: str) -> None:
         if self._tables is None:
@@ -75,7 +85,9 @@ class Database:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def warnings(self) -> Iterator[str]:
-        """Yield what the user should know of the versions of the logs."""
+        """Yield what the user should know of logs given twice and of their versions."""
+        for log in self.twins:
+            yield f"{log.path} says the same as {log.twin}: they count once"
         for log in self.logs:
             if (log.newest_version or 0) > VERSION:
                 yield (
@@ -139,37 +151,52 @@ def _why_unreadable(path: Path, error: OSError) -> str:
 
 
 @contextmanager
-def opened(paths: Sequence[Path], *, documented: bool = False) -> Iterator[Database]:
+def opened(
+    paths: Sequence[Path], *, documented: bool = False, cache: Path | None = None
+) -> Iterator[Database]:
     """Load logs and make the views; their documents only where they are asked for, since that takes time.
+
+    `cache`: a folder where what is loaded may be kept and found again.
 
     Raises:
         NothingUsableError: no log holds an event.
     """
-    with _connected(paths) as con:
+    names: dict[object, Path] = {}
+    for path in paths:
+        names.setdefault(_identity(path), path)
+    once = list(names.values())
+    found = None if cache is None else kept.look(cache, once)
+    with _connected(once) as con:
         con.execute("SET autoinstall_known_extensions = false")
         con.execute("SET autoload_known_extensions = false")
         con.execute("SET enable_progress_bar = false")
-        make_tables(con)
         database = Database(con)
-        loader = Loader(con)
-        seen: set[object] = set()
-        for path in paths:
-            if (which := _identity(path)) in seen:
-                continue
-            seen.add(which)
-            try:
-                log = loader.load(path)
-            except OSError as e:
-                database.problems.append(_why_unreadable(path, e))
-                continue
-            database.logs.append(log)
-            if not log.events:
-                database.problems.append(_why_nothing(log, con))
-        loader.finish()
+        if found is not None:
+            found.attach(con)
+            database.logs = [log for log in found.logs if log.twin is None]
+            database.twins = [log for log in found.logs if log.twin is not None]
+            database.problems = [log.problem for log in found.logs if log.problem]
+        else:
+            _load(database, once)
         if not any(log.events for log in database.logs):
             raise _nothing(database)
         _make_views(con, documented=documented)
         yield database
+
+
+def _load(database: Database, paths: Sequence[Path]) -> None:
+    make_tables(database.con)
+    loader = Loader(database.con)
+    for path in paths:
+        try:
+            log = loader.load(path)
+        except OSError as e:
+            database.problems.append(_why_unreadable(path, e))
+            continue
+        (database.logs if log.twin is None else database.twins).append(log)
+        if log.problem:
+            database.problems.append(log.problem)
+    loader.finish()
 
 
 @contextmanager
@@ -208,18 +235,6 @@ def _make_views(con: duckdb.DuckDBPyConnection, *, documented: bool) -> None:
         if name != "run":
             doc = shape.doc.replace("'", "''")
             con.execute(f"COMMENT ON COLUMN events.\"{name}\" IS '{doc}'")
-
-
-def _why_nothing(log: Log, con: duckdb.DuckDBPyConnection) -> str:
-    if not log.lines:
-        return f"{log.path} is empty"
-    reasons = con.execute(
-        "SELECT reason, count(*) FROM store.rejects WHERE log_no = (SELECT max(log_no) FROM store.rejects) "
-        "GROUP BY ALL ORDER BY 2 DESC, 1 LIMIT 3"
-    ).fetchall()
-    told = ", ".join(f"{reason} ({count})" for reason, count in reasons)
-    lines = "its one line is no event" if log.lines == 1 else f"none of its {log.lines} lines is an event"
-    return f"{log.path} is no log of a run: {lines}: {told}"
 
 
 def _nothing(database: Database) -> NothingUsableError:

@@ -9,40 +9,99 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
+from analyze import cache
+from analyze.fingerprint import Mark, settled
 from analyze.lines import chunk_of
 from analyze.reader import Reader
-from analyze.source import STDIN, is_locked, stem
+from analyze.source import STDIN, head, is_locked, stem
 from schemas.events import VERSION
 
 Row = dict[str, Any]
 _HEAD_BYTES = 80 * 1024
 _TAIL_BYTES = 192 * 1024
+_FEWEST = 8
+"""Fewer logs are glanced at as quickly as they are looked up."""
+_MOST = 20_000
+"""Logs that are remembered."""
 
 
-def glanced(paths: Iterable[Path]) -> tuple[list[Row], list[Path]]:
-    """Return a row for each log that a glance tells of, and the logs that have to be read."""
+class _Told(msgspec.Struct):
+    """What a glance told of a log."""
+
+    mark: Mark
+    running: bool
+    row: Row
+
+
+class _Memory(msgspec.Struct):
+    """What glances told, by the name of the log."""
+
+    code: str
+    told: dict[str, _Told]
+
+
+def glanced(paths: Sequence[Path], place: Path | None = None) -> tuple[list[Row], list[Path]]:
+    """Return a row for each log that a glance tells of, and the logs that have to be read.
+
+    `place`: a folder where what glances told may be kept and found again.
+    """
+    if place is None or len(paths) < _FEWEST:
+        return _glanced(paths, {})
+    name = place / "glances.json"
+    memory = cache.read(name, _Memory)
+    told = memory.told if memory is not None and memory.code == cache.code() else {}
+    before = dict(told)
+    found = _glanced(paths, told)
+    if told != before:
+        newest = dict(list(told.items())[-_MOST:])
+        with suppress(OSError, ValueError):
+            cache.write(name, _Memory(cache.code(), newest))
+    return found
+
+
+def _glanced(paths: Sequence[Path], told: dict[str, _Told]) -> tuple[list[Row], list[Path]]:
     rows: list[Row] = []
     left: list[Path] = []
     seen: set[tuple[int, int]] = set()
     for path in paths:
         try:
-            row = None if path == STDIN else _glance(path, seen)
+            row = None if path == STDIN else _glance(path, seen, told)
         except (OSError, ValueError, LookupError, TypeError):
             row = None
         if row is None:
             left.append(path)
         elif row:
             rows.append(row)
+    # Two logs of one run may be one log, under two names or packed: whoever reads both sees.
+    counted = Counter([*(row["run"] for row in rows), *map(_run, left)])
+    again = {row["file"] for row in rows if counted[row["run"]] > 1}
+    if again:
+        rows = [row for row in rows if row["file"] not in again]
+        unread = {*left, *map(Path, again)}
+        left = [path for path in paths if path in unread]
     return rows, left
 
 
-def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
+def _run(path: Path) -> str | None:
+    """Return the run that the first line of a log names."""
+    try:
+        named = orjson.loads(head(path).partition(b"\n")[0])["run"]
+    except (OSError, ValueError, LookupError, TypeError, zlib.error):
+        return None
+    return named if type(named) is str else None
+
+
+def _glance(path: Path, seen: set[tuple[int, int]], told: dict[str, _Told]) -> Row | None:
     """Return what a log says; an empty row if it has been looked at under another name."""
     with path.open("rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -51,13 +110,18 @@ def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
         if (which := (status.st_dev, status.st_ino)) in seen:
             return {}
         running = is_locked(file.fileno())
+        marked = settled(file.fileno())
+        known = told.get(name := str(path.absolute()))
+        if known and (known.mark, known.running) == (marked, running):
+            seen.add(which)
+            return {"file": str(path), "run_no": 0, **known.row}
         whole = status.st_size <= _HEAD_BYTES + _TAIL_BYTES
         if whole:
             pieces = [file.read(status.st_size)]
         else:
-            head = os.pread(file.fileno(), _HEAD_BYTES, 0).rpartition(b"\n")[0] + b"\n"
+            begun = os.pread(file.fileno(), _HEAD_BYTES, 0).rpartition(b"\n")[0] + b"\n"
             tail = os.pread(file.fileno(), _TAIL_BYTES, status.st_size - _TAIL_BYTES).partition(b"\n")[2]
-            pieces = [head, tail]
+            pieces = [begun, tail]
     parts = [_events(piece, stem(path)) for piece in pieces]
     if not all(parts) or parts[0][0]["kind"] != "run_start" or parts[0][0]["seq"] != 0:
         return None
@@ -67,6 +131,9 @@ def _glance(path: Path, seen: set[tuple[int, int]]) -> Row | None:
     if row is None:
         return None
     seen.add(which)
+    if marked is not None:
+        told.pop(name, None)
+        told[name] = _Told(marked, running, row)
     return {"file": str(path), "run_no": 0, **row}
 
 

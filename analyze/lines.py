@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.events import MAX_LINE_BYTES
+
+
+class Readable(Protocol):
+    """What lines are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to so many bytes; none at the end."""
+
 
 CHUNK_BYTES = 8 * 1024 * 1024
 HEAD_BYTES = 200
@@ -59,9 +67,11 @@ class Chunk:
         return self.starts + self.offset
 
 
-def chunks(file: BinaryIO, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """Yield the lines of a file; holds no more than one chunk and one line."""
-    number, offset = 1, 0
+def chunks(file: Readable, size: int = CHUNK_BYTES, *, number: int = 1, offset: int = 0) -> Iterator[Chunk]:
+    """Yield the lines of a file; holds no more than one chunk and one line.
+
+    `number` and `offset` are those of the line at which the file stands.
+    """
     rest = b""
     while data := file.read(size):
         head, newline, rest = (rest + data).rpartition(b"\n") if b"\n" in data else (b"", b"", rest + data)
@@ -99,7 +109,7 @@ def _chunk(number: int, offset: int, text: bytes) -> Chunk:
     return made
 
 
-def _skip(file: BinaryIO, begun: bytes, size: int) -> tuple[bytes, int, bytes, bool]:
+def _skip(file: Readable, begun: bytes, size: int) -> tuple[bytes, int, bytes, bool]:
     """Read on to the end of a line that is too long; return head, length, what follows, and if it ended."""
     length = len(begun)
     while data := file.read(size):

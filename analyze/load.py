@@ -8,31 +8,45 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
-from msgspec.json import encode
 
 from analyze import source
+from analyze.arrays import column_of, micro
 from analyze.fast import Int64
-from analyze.lines import HEAD_BYTES, chunks
+from analyze.fingerprint import Hashed, Mark, ends
+from analyze.lines import HEAD_BYTES, Readable, chunks
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
-from analyze.shapes import NULL, Field, of_kind
+from analyze.shapes import of_kind
 from analyze.source import stem
 from schemas.events import BY_KIND
 
-MICRO = 1_000_000
 PILE_ROWS = 100_000
 """Events of one kind put into the database at once."""
+MEMORY_LIMIT = "800MB"
+"""How much memory DuckDB may take for tables in a file."""
+_PIECE = 1 << 20
 OTHER = "other"
 """Where events of kinds that we do not know are."""
 
+_LOG_COLUMNS = (
+    "log_no",
+    "file",
+    "size_bytes",
+    "lines",
+    "running",
+    "oldest_version",
+    "newest_version",
+    "shuffled",
+    "cut",
+)
 TABLES = """
 CREATE SCHEMA store;
 CREATE TABLE store.logs (
@@ -63,6 +77,23 @@ class Log:
     """Events that are not where they were written: the lines were sorted or shuffled."""
     cut: str = ""
     """What of a compressed file could not be read, in words."""
+    log_no: int = 0
+    size_bytes: int = 0
+    oldest_version: int | None = None
+    runs: dict[str, int] = field(default_factory=dict)
+    """The number of each run in it."""
+    problem: str = ""
+    """Why it gave nothing, in words."""
+    ends: str = ""
+    """Hash of its head and its tail."""
+    twin: Path | None = None
+    """A log before it that says the same, in place of which nothing was loaded."""
+    mark: Mark | None = None
+    """What the file was; None if it may have changed since and look the same."""
+    digest: str = ""
+    """SHA-256 of what was read of a file that is no copy."""
+    last: dict[int, tuple[int, int, int]] | None = None
+    """Line, number and time of the last event of each run, where reading can be gone on with."""
 
     @property
     def damaged(self) -> bool:
@@ -79,7 +110,12 @@ def make_tables(con: duckdb.DuckDBPyConnection) -> None:
             f"CREATE TABLE {_table(kind)} (run_no INTEGER, line BIGINT, byte_offset BIGINT, t_us BIGINT, "
             f"{fields}, duration_us BIGINT, extra JSON)"
         )
-    every = " UNION ALL BY NAME ".join(f"FROM {_table(kind)}" for kind in (*BY_KIND, OTHER))
+    make_view(con)
+
+
+def make_view(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the view of the events of all kinds."""
+    every = " UNION ALL BY NAME ".join(f"FROM {table}" for table in EVENT_TABLES)
     con.execute(f"CREATE VIEW store.events AS {every}")
 
 
@@ -87,14 +123,33 @@ def _table(kind: str) -> str:
     return f"store.events_{kind if kind in BY_KIND else OTHER}"
 
 
+EVENT_TABLES = tuple(_table(kind) for kind in (*BY_KIND, OTHER))
+
+
+class ChangedError(Exception):
+    """A log is no longer what it was, but longer."""
+
+
 class Loader:
     """Fills the tables, one file after the other."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+    def __init__(
+        self, con: duckdb.DuckDBPyConnection, loaded: Sequence[Log] = (), *, hashing: bool = False
+    ) -> None:
+        """`loaded`: what the tables hold already. `hashing`: note what is needed to know a log again."""
         self._con = con
-        self._log_no = 0
-        self._runs: dict[tuple[int, str], int] = {}
+        self._log_no = max((log.log_no for log in loaded), default=0)
+        self._contents: dict[tuple[int, str], list[Path]] = {}
+        """Logs by how long they are, how they begin and how they end."""
+        for log in loaded:
+            self._contents.setdefault((log.size_bytes, log.ends), []).append(log.path)
+        self._runs = {(log.log_no, run): number for log in loaded for run, number in log.runs.items()}
+        self._hashing = hashing
+        self._logs = {log.log_no: log for log in loaded}
         self._piles: dict[str, list[Any]] = {}
+        """Events that are not in the database yet."""
+        self._begun: dict[str, int] = {}
+        """How many of them are of logs before this one."""
 
     def load(self, path: Path) -> Log:
         """Load one file.
@@ -102,69 +157,141 @@ class Loader:
         Raises:
             OSError: it can't be read.
         """
+        self._log_no += 1
+        log = self._whole(Log(path, log_no=self._log_no))
+        if log.twin is not None:
+            self._log_no -= 1
+        return log
+
+    def go_on(self, log: Log) -> Log:
+        """Load what a log that is loaded has gained.
+
+        Raises:
+            OSError: it can't be read.
+            ChangedError: it is not what it was, or what it gained needs a look at all of it.
+        """
+        if log.last is None:
+            raise ChangedError
+        return self._whole(replace(log))
+
+    def _whole(self, log: Log) -> Log:
         # Decoded events hold no cycles; looking for some among a million of them takes as long as decoding.
         collecting = gc.isenabled()
         gc.disable()
+        self._begun = {kind: len(pile) for kind, pile in self._piles.items()}
         # One transaction a file: committing each batch takes longer than filling it in.
         self._con.begin()
-        self._piles.clear()
         try:
-            log = self._load(path)
+            self._load(log)
         except BaseException:
             self._con.rollback()
+            for kind, pile in self._piles.items():
+                del pile[self._begun.get(kind, 0) :]
             raise
         else:
             self._con.commit()
-            return log
         finally:
             if collecting:
                 gc.enable()
+        self._begun = {}
+        if sum(len(table) for pile in self._piles.values() for table in pile) >= PILE_ROWS:
+            self._flush()
+        if log.twin is None:
+            self._logs[log.log_no] = log
+        return log
 
-    def _load(self, path: Path) -> Log:
-        log = Log(path)
-        self._log_no += 1
-        reader = Reader(stem(path))
-        checked = InOrder()
+    def _load(self, log: Log) -> None:
+        begun = log.lines
+        reader = Reader(stem(log.path))
+        reader.oldest_version, reader.newest_version = log.oldest_version, log.newest_version
+        reader.first_time = log.first_time
+        checked = InOrder(log.last)
         rejects: list[Reject] = []
-        with source.opened(path) as opened:
+        with source.opened(log.path) as opened:
             file, log.running, log.cut = opened.file, opened.running, opened.cut
-            for chunk in chunks(file):
-                batches, bad = reader.read(chunk)
+            text: Readable = file
+            if hashed := Hashed(file.fileno()) if self._hashing and opened.plain else None:
+                text = hashed
+            if begun and (hashed is None or hashed.digest(log.size_bytes) != log.digest):
+                raise ChangedError
+            if begun:
+                self._contents[log.size_bytes, log.ends].remove(log.path)
+            else:
+                log.mark, log.twin = opened.mark, self._twin(file)
+                if log.twin is not None:
+                    return
+            terminated = True
+            found = chunks(text, number=log.lines + 1, offset=log.size_bytes)
+            for chunk, batches, bad in reader.read_all(found):
                 log.lines += chunk.count
+                terminated = not chunk.unterminated
                 rejects += bad
                 for batch in batches:
-                    self._insert(batch, checked)
+                    self._insert(batch, checked, log)
                 checked.close_chunk()
-            for kind in list(self._piles):
-                self._flush(kind)
-            size = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-            rejects += self._out_of_order(file.fileno(), checked, [r.line for r in rejects], log)
+            if log.last is not None and not (checked.in_order and checked.last.keys() == log.last.keys()):
+                raise ChangedError
+            log.size_bytes = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+            log.ends = ends(file.fileno(), log.size_bytes)
+            alike = self._contents.setdefault((log.size_bytes, log.ends), [])
+            if begun and alike:
+                raise ChangedError
+            alike.append(log.path)
+            bad_lines = [r.line for r in rejects]
+            if begun:
+                bad_lines += self._bad_lines(log)
+            rejects += self._out_of_order(file.fileno(), checked, bad_lines, log)
+            if hashed is not None:
+                log.digest = hashed.digest(0)
+                log.last = checked.last if terminated and checked.in_order and checked.last else None
+            log.mark = opened.mark
         rejects.sort(key=lambda r: r.line)
-        log.rejects = len(rejects)
+        log.rejects += len(rejects)
         log.events = log.lines - log.rejects
-        log.newest_version, log.first_time = reader.newest_version, reader.first_time
-        self._write_rejects(rejects)
-        self._con.execute(
-            "INSERT INTO store.logs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                self._log_no,
-                str(path),
-                size,
-                log.lines,
-                log.running,
-                reader.oldest_version,
-                log.newest_version,
-                log.shuffled,
-                log.cut or None,
-            ],
-        )
-        return log
+        log.oldest_version, log.newest_version = reader.oldest_version, reader.newest_version
+        log.first_time = reader.first_time
+        self._write_rejects(rejects, log)
+        log.problem = _why_nothing(log, rejects)
+
+    def _twin(self, file: BinaryIO) -> Path | None:
+        """Return a log before this one that is the same to the last byte, whatever its name and packing."""
+        size = os.fstat(file.fileno()).st_size
+        for path in self._contents.get((size, ends(file.fileno(), size)), ()) if size else ():
+            with source.opened(path) as other:
+                while (piece := file.read(_PIECE)) == other.file.read(_PIECE) and piece:
+                    pass
+                file.seek(0)
+                if not piece:
+                    return path
+        return None
+
+    def _bad_lines(self, log: Log) -> list[int]:
+        found = self._con.execute("SELECT line FROM store.rejects WHERE log_no = ?", [log.log_no])
+        return [line for (line,) in found.fetchall()]
 
     def finish(self) -> None:
         """Write what is known only after the last file."""
+        self._flush()
+        self._con.execute("DELETE FROM store.runs; DELETE FROM store.logs")
         rows = [[number, log_no, run] for (log_no, run), number in self._runs.items()]
         if rows:
             self._append("store.runs", ["run_no", "log_no", "run"], rows)
+        logs = [
+            [
+                log.log_no,
+                str(log.path),
+                log.size_bytes,
+                log.lines,
+                log.running,
+                log.oldest_version,
+                log.newest_version,
+                log.shuffled,
+                log.cut or None,
+            ]
+            for log in self._logs.values()
+        ]
+        if logs:
+            self._append("store.logs", _LOG_COLUMNS, logs)
         self._con.execute(
             # What a resume found broken was torn, whatever it looks like now that a newline closed it.
             "UPDATE store.rejects r SET reason = 'torn', detail = 'cut off when its runner died' "
@@ -173,85 +300,85 @@ class Loader:
         )
 
     def _append(self, table: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        made = {name: _array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-        self._from_arrays(table, made, {})
+        import pyarrow as pa  # noqa: PLC0415 - nothing that loads nothing needs it
 
-    def _from_arrays(self, table: str, made: dict[str, Any], casts: dict[str, str]) -> None:
-        names = ", ".join(f'"{name}"' for name in made)
-        values = ", ".join(
-            f'CAST("{name}" AS {casts[name]})' if name in casts else f'"{name}"' for name in made
-        )
-        self._con.register("batch", made)
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        self._put(table, pa.table(dict(zip(names, columns, strict=True))))
+
+    def _put(self, table: str, rows: Any) -> None:
+        names = ", ".join(f'"{name}"' for name in rows.column_names)
+        self._con.register("batch", rows)
         # Names come from the contract, never from a log.
-        self._con.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM batch")  # noqa: S608 - names of ours alone
+        self._con.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM batch")  # noqa: S608 - names of ours alone
         self._con.unregister("batch")
 
-    def _insert(self, batch: Batch, checked: InOrder) -> None:
-        made = self._from_table(batch) if batch.table is not None else self._from_columns(batch)
+    def _pile(self, kind: str, table: Any) -> None:
+        pile = self._piles.setdefault(kind, [])
+        pile.append(table)
+        if sum(map(len, pile[self._begun.get(kind, 0) :])) >= PILE_ROWS:
+            self._flush(kind)
+
+    def _flush(self, *kinds: str) -> None:
+        """Put events of this log, or of all, into the database; the more at once the less each takes."""
+        import pyarrow as pa  # noqa: PLC0415 - nothing that loads nothing needs it
+
+        for kind in kinds or list(self._piles):
+            before = self._begun.get(kind, 0)
+            if tables := self._piles[kind][before:]:
+                self._put(_table(kind), pa.concat_tables(tables, promote_options="default"))
+                del self._piles[kind][before:]
+
+    def _insert(self, batch: Batch, checked: InOrder, log: Log) -> None:
+        made = self._from_table(batch, log) if batch.table is not None else self._from_columns(batch, log)
         checked.add(made["run_no"], batch.lines, np.asarray(made["seq"]), made["t_us"])
 
-    def _from_table(self, batch: Batch) -> dict[str, Any]:
+    def _from_table(self, batch: Batch, log: Log) -> dict[str, Any]:
         import pyarrow as pa  # noqa: PLC0415 - small logs do without
 
         table = batch.table
         runs = table.column("run").combine_chunks().dictionary_encode()
-        numbers = self._run_numbers(runs.dictionary.to_pylist())
+        numbers = self._run_numbers(runs.dictionary.to_pylist(), log)
         made = {
             "run_no": numbers[runs.indices.to_numpy()],
             "line": batch.lines,
             "byte_offset": batch.offsets,
-            "t_us": _micro(table.column("t").to_numpy()),
+            "t_us": micro(table.column("t").to_numpy()),
         }
         table = table.drop_columns("run")
         if "duration_s" in table.column_names:
-            made["duration_us"] = _micro(table.column("duration_s").to_numpy())
+            made["duration_us"] = micro(table.column("duration_s").to_numpy())
         for name, array in made.items():
             table = table.append_column(name, pa.array(array))
-        pile = self._piles.setdefault(batch.kind, [])
-        pile.append(table)
-        if sum(map(len, pile)) >= PILE_ROWS:
-            self._flush(batch.kind)
+        self._pile(batch.kind, table)
         return made | {"seq": batch.table.column("seq").to_numpy()}
 
-    def _flush(self, kind: str) -> None:
-        """Put into the database what was read in bulk; the more rows at once the less each takes."""
-        import pyarrow as pa  # noqa: PLC0415 - small logs do without
+    def _from_columns(self, batch: Batch, log: Log) -> dict[str, Any]:
+        import pyarrow as pa  # noqa: PLC0415 - nothing that loads nothing needs it
 
-        table = pa.concat_tables(self._piles.pop(kind))
-        names = ", ".join(f'"{name}"' for name in table.column_names)
-        self._con.register("batch", table)
-        # Names come from the contract, never from a log.
-        self._con.execute(f"INSERT INTO {_table(kind)} ({names}) SELECT {names} FROM batch")  # noqa: S608 - names of ours alone
-        self._con.unregister("batch")
-
-    def _from_columns(self, batch: Batch) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        casts: dict[str, str] = {}
         for shape, column in zip(batch.fields, batch.columns, strict=True):
             if shape.name == "run":
-                made["run_no"] = self._run_numbers(column)
-            elif (array := _column(shape, column)) is not None:
+                made["run_no"] = self._run_numbers(column, log)
+            elif (array := column_of(shape, column)) is not None:
                 made[shape.name] = array
-                if shape.base in (dict, list):
-                    casts[shape.name] = shape.sql
         if "kind" not in made:
-            made["kind"] = np.full(len(batch.lines), batch.kind, dtype=object)
+            made["kind"] = pa.array([batch.kind] * len(batch.lines))
         made["line"] = batch.lines
         made["byte_offset"] = batch.offsets
-        made["t_us"] = _micro(made["t"])
+        made["t_us"] = micro(made["t"])
         if "duration_s" in made:
-            made["duration_us"] = _micro(made["duration_s"])
+            made["duration_us"] = micro(made["duration_s"])
         if any(extra is not None for extra in batch.extras):
-            made["extra"] = np.array(batch.extras, dtype=object)
-            casts["extra"] = "JSON"
-        self._from_arrays(_table(batch.kind), made, casts)
+            made["extra"] = pa.array(batch.extras, pa.string())
+        self._pile(batch.kind, pa.table({name: pa.array(array) for name, array in made.items()}))
         return made
 
-    def _run_numbers(self, column: Sequence[str]) -> Int64:
+    def _run_numbers(self, column: Sequence[str], log: Log) -> Int64:
         numbers = {
-            run: self._runs.setdefault((self._log_no, run), len(self._runs) + 1)
+            run: self._runs.setdefault((log.log_no, run), len(self._runs) + 1)
             for run in dict.fromkeys(column)
         }
+        log.runs |= numbers
         if len(numbers) == 1:
             return np.full(len(column), next(iter(numbers.values())), dtype=np.int64)
         return np.array([numbers[run] for run in column], dtype=np.int64)
@@ -260,9 +387,9 @@ class Loader:
         """Take out the events that don't fit those around them; note the gaps between the others."""
         if checked.in_order:
             gone = np.array(sorted(bad_lines), dtype=np.int64)
-            log.missing = self._write_gaps(
+            log.missing += self._write_gaps(
                 [
-                    self._log_no,
+                    log.log_no,
                     run,
                     line,
                     skipped - int(np.searchsorted(gone, line) - np.searchsorted(gone, before)),
@@ -270,12 +397,12 @@ class Loader:
                 for run, before, line, skipped in checked.skips
             )
             return []
-        mine = [number for (log_no, _), number in self._runs.items() if log_no == self._log_no]
+        self._flush()
         line, seq, t_us, run_no = (
             self._con.execute(
                 "SELECT line, seq, t_us, run_no FROM store.events "
                 "WHERE run_no IN (SELECT unnest(?)) ORDER BY line",
-                [mine],
+                [list(log.runs.values())],
             )
             .fetchnumpy()
             .values()
@@ -288,24 +415,24 @@ class Loader:
                 at = at[np.argsort(seq[at], kind="stable")]
             odd = faults(seq[at], t_us[at])
             found |= {int(line[at[i]]): why for i, why in odd.items()}
-        rejects = self._take_out(fd, found)
+        rejects = self._take_out(fd, found, log)
         gone = np.array(sorted({*bad_lines, *found}), dtype=np.int64)
         left = ~np.isin(line, gone)
         for run in np.unique(run_no[left]):
             at = np.flatnonzero(left & (run_no == run))
             if log.shuffled:
                 at = at[np.argsort(seq[at], kind="stable")]
-            log.missing += self._note_gaps(int(run), line[at], seq[at], gone)
+            log.missing += self._note_gaps(log, int(run), line[at], seq[at], gone)
         return rejects
 
-    def _note_gaps(self, run: int, line: Int64, seq: Int64, gone: Int64) -> int:
+    def _note_gaps(self, log: Log, run: int, line: Int64, seq: Int64, gone: Int64) -> int:
         """Note the events missing between those there are, as far as no bad line stands in their place."""
         before = np.concatenate(([0], np.searchsorted(gone, line[:-1]))) if len(line) else np.array([0])
         # Where lines were shuffled, a bad line is in no place that says what it was.
         bad_between = np.maximum(np.searchsorted(gone, line) - before, 0)
         missing = np.diff(seq, prepend=-1) - 1 - bad_between
         return self._write_gaps(
-            [self._log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)
+            [log.log_no, run, int(line[i]), int(missing[i])] for i in np.flatnonzero(missing > 0)
         )
 
     def _write_gaps(self, gaps: Iterable[list[int]]) -> int:
@@ -314,27 +441,26 @@ class Loader:
             self._append("store.gaps", ["log_no", "run_no", "before_line", "missing"], rows)
         return sum(row[3] for row in rows)
 
-    def _take_out(self, fd: int, found: dict[int, tuple[str, str]]) -> list[Reject]:
+    def _take_out(self, fd: int, found: dict[int, tuple[str, str]], log: Log) -> list[Reject]:
         if not found:
             return []
-        mine = [number for (log_no, _), number in self._runs.items() if log_no == self._log_no]
         lines = sorted(found)
         rejects = []
         for kind in (*BY_KIND, OTHER):
             taken = self._con.execute(
                 f"DELETE FROM {_table(kind)} WHERE line IN (SELECT unnest(?)) "  # noqa: S608 - our own name
                 "AND run_no IN (SELECT unnest(?)) RETURNING line, byte_offset",
-                [lines, mine],
+                [lines, list(log.runs.values())],
             ).fetchall()
             for line, offset in taken:
                 text = _line_at(fd, offset)
                 rejects.append(Reject(line, offset, len(text), *found[line], text[:HEAD_BYTES]))
         return rejects
 
-    def _write_rejects(self, rejects: Iterable[Reject]) -> None:
+    def _write_rejects(self, rejects: Iterable[Reject], log: Log) -> None:
         rows = [
             [
-                self._log_no,
+                log.log_no,
                 r.line,
                 r.offset,
                 r.length,
@@ -353,26 +479,14 @@ def _line_at(fd: int, offset: int) -> bytes:
     return os.pread(fd, 128 * 1024, offset).partition(b"\n")[0]
 
 
-def _micro(seconds: npt.NDArray[np.float64]) -> Any:
-    """Return whole microseconds."""
-    return np.rint(np.ma.asarray(seconds) * MICRO).astype(np.int64)
-
-
-def _array(column: Sequence[Any]) -> npt.NDArray[Any]:
-    return np.array(column, dtype=np.int64 if type(column[0]) is int else object)
-
-
-def _column(shape: Field, column: Sequence[Any]) -> Any:
-    """Return the values as an array DuckDB takes over without looking at each; None where all are null."""
-    seen = set(map(type, column))
-    if seen == {NULL}:
-        return None
-    if shape.base in (dict, list):
-        return np.array([None if v is None else encode(v).decode() for v in column], dtype=object)
-    if shape.base is str:
-        return np.array(column, dtype=object)
-    dtype = {int: np.int64, float: np.float64, bool: np.bool_}[shape.base]
-    if NULL not in seen:
-        return np.array(column, dtype=dtype)
-    mask = [value is None for value in column]
-    return np.ma.masked_array(np.array([value or 0 for value in column], dtype=dtype), mask=mask)
+def _why_nothing(log: Log, rejects: Sequence[Reject]) -> str:
+    """Say why a log holds no event; nothing if it does."""
+    if log.events:
+        return ""
+    if not log.lines:
+        return f"{log.path} is empty"
+    reasons = Counter(reject.reason for reject in rejects)
+    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:3]
+    told = ", ".join(f"{reason} ({count})" for reason, count in most)
+    lines = "its one line is no event" if log.lines == 1 else f"none of its {log.lines} lines is an event"
+    return f"{log.path} is no log of a run: {lines}: {told}"

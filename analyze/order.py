@@ -8,7 +8,7 @@ ones go back.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -88,11 +88,12 @@ class InOrder:
     That is so in nearly every log, however long; all numbers are needed only where it is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: Mapping[int, tuple[int, int, int]] | None = None) -> None:
         self.in_order = True
+        self.last: dict[int, tuple[int, int, int]] = dict(last or {})
+        """Line, number and time of the last event of each run."""
         self.skips: list[tuple[int, int, int, int]] = []
         """Run, line before, line, and how many numbers are skipped between the two."""
-        self._last: dict[int, tuple[int, int, int]] = {}
         self._parts: list[tuple[_Numbers, _Numbers, _Numbers, _Numbers]] = []
 
     def add(self, run_no: _Numbers, line: _Numbers, seq: _Numbers, t_us: _Numbers) -> None:
@@ -111,11 +112,11 @@ class InOrder:
         self._parts = []
 
     def _judge(self, run: int, line: _Numbers, seq: _Numbers, t_us: _Numbers) -> None:
-        last_line, last_seq, last_us = self._last.get(run, (0, -1, int(t_us[0])))
+        last_line, last_seq, last_us = self.last.get(run, (0, -1, int(t_us[0])))
         steps = np.diff(seq, prepend=last_seq)
         self.in_order &= bool(np.all(steps > 0) and np.all(np.diff(t_us, prepend=last_us) >= 0))
         before = np.append(last_line, line[:-1])
         self.skips += [
             (run, int(before[i]), int(line[i]), int(steps[i]) - 1) for i in np.flatnonzero(steps > 1)
         ]
-        self._last[run] = int(line[-1]), int(seq[-1]), int(t_us[-1])
+        self.last[run] = int(line[-1]), int(seq[-1]), int(t_us[-1])

@@ -17,6 +17,9 @@ The rules, decided once:
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +35,8 @@ from schemas.upcast import Place, upcast, version_of
 
 BULK_LINES = 5_000
 """Lines at a time from which on it pays to read in bulk."""
+_AHEAD = 2
+"""Chunks that are read in bulk while one before them is put into the database."""
 _BOM = b"\xef\xbb\xbf"
 _NEVER_NULL = {"v", "run", "seq", "t", "kind"}
 _MAYBE_TORN = {"not JSON", "not UTF-8", "empty line"}
@@ -140,6 +145,23 @@ def _decode(line: bytes) -> dict[str, Any]:
     return _slow(line)
 
 
+_InBulk = tuple[list[Batch], list[int]]
+
+
+def _in_bulk(chunk: Chunk) -> _InBulk:
+    """Return the events that can be read in bulk, and the places of the other lines."""
+    from analyze import bulk  # noqa: PLC0415 - Arrow takes longer to import than a small log to read
+
+    offsets = chunk.offsets()
+    batches = []
+    left = np.ones(chunk.count, dtype=np.bool_)
+    for kind, table, places in bulk.read(chunk.text, chunk.starts, chunk.ends):
+        fields = list(bulk.fields_of(kind))
+        batches.append(Batch(kind, fields, [], places + chunk.first_line, offsets[places], [], table))
+        left[places] = False
+    return batches, np.flatnonzero(left).tolist()
+
+
 class Reader:
     """Reads one log, chunk by chunk."""
 
@@ -151,13 +173,36 @@ class Reader:
         self.newest_version: int | None = None
         self.oldest_version: int | None = None
 
-    def read(self, chunk: Chunk) -> tuple[list[Batch], list[Reject]]:
-        """Return what the lines of the chunk are; every line is in exactly one place."""
+    def read_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, list[Batch], list[Reject]]]:
+        """Yield each chunk with what its lines are; those that come next are read in bulk meanwhile."""
+        ahead: deque[tuple[Chunk, Future[_InBulk] | None]] = deque()
+        # Threads begin with the first large chunk; two are enough, since a third of the work is done here.
+        with ThreadPoolExecutor(_AHEAD) as pool:
+            for chunk in chunks:
+                large = chunk.count >= BULK_LINES and not chunk.too_long
+                ahead.append((chunk, pool.submit(_in_bulk, chunk) if large else None))
+                if len(ahead) > _AHEAD:
+                    yield self._next(ahead)
+            while ahead:
+                yield self._next(ahead)
+
+    def _next(
+        self, ahead: deque[tuple[Chunk, Future[_InBulk] | None]]
+    ) -> tuple[Chunk, list[Batch], list[Reject]]:
+        chunk, reading = ahead.popleft()
+        return chunk, *self.read(chunk, reading.result() if reading is not None else None)
+
+    def read(self, chunk: Chunk, made: _InBulk | None = None) -> tuple[list[Batch], list[Reject]]:
+        """Return what the lines of the chunk are; every line is in exactly one place.
+
+        `made`: what could be read of it in bulk.
+        """
         offsets = chunk.offsets()
-        batches: list[Batch] = []
-        left = None
-        if chunk.count >= BULK_LINES and not chunk.too_long:
-            batches, left = self._in_bulk(chunk, offsets)
+        if made is None and chunk.count >= BULK_LINES and not chunk.too_long:
+            made = _in_bulk(chunk)
+        batches, left = made or ([], None)
+        if batches:
+            self._saw(VERSION)
         plain, others = self._plain.read(chunk, left)
         for kind, fields, columns, places in plain:
             batches.append(Batch(kind, fields, columns, places + chunk.first_line, offsets[places], []))
@@ -178,19 +223,6 @@ class Reader:
         batches += [layout.batch() for layout in self._layouts.values()]
         self._layouts.clear()
         return batches, rejects
-
-    def _in_bulk(self, chunk: Chunk, offsets: Int64) -> tuple[list[Batch], list[int]]:
-        """Return the events that can be read in bulk, and the places of the other lines."""
-        from analyze import bulk  # noqa: PLC0415 - Arrow takes longer to import than a small log to read
-
-        batches = []
-        left = np.ones(chunk.count, dtype=np.bool_)
-        for kind, table, places in bulk.read(chunk.text, chunk.starts, chunk.ends):
-            fields = list(bulk.fields_of(kind))
-            batches.append(Batch(kind, fields, [], places + chunk.first_line, offsets[places], [], table))
-            left[places] = False
-            self._saw(VERSION)
-        return batches, np.flatnonzero(left).tolist()
 
     def _saw(self, version: int) -> None:
         self.newest_version = max(version, version if self.newest_version is None else self.newest_version)

@@ -18,6 +18,8 @@ _COSTS = """
 SELECT run_no, count(*) AS workers, count(cost) AS priced, sum(cost) AS cost, sum(idle_cost) AS idle_cost,
        sum(connected_s) FILTER (cost IS NOT NULL) AS connected_s
 FROM costs GROUP BY run_no HAVING count(cost) > 0"""
+_FEW = 5
+"""Damaged logs that are told one by one."""
 
 
 @dataclass(slots=True)
@@ -192,3 +194,15 @@ def _page(database: Database, story: Story, made: list[Chart], inline: dict[str,
             "log_name": Path(run["file"]).name,
         }
     )
+
+
+def damage_notes(database: Database) -> list[str]:
+    """Return a line for each damaged log, for the first few of them."""
+    damaged = [log for log in database.logs if log.damaged]
+    notes = []
+    for log in damaged[:_FEW]:
+        rows = database.rows("SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", str(log.path))
+        notes.append(f"{log.path}: {told.damage_note(rows)}; the view 'rejects' has the lines")
+    if len(damaged) > _FEW:
+        notes.append(f"and {len(damaged) - _FEW} more damaged logs: see the view 'damage'")
+    return notes

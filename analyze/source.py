@@ -5,6 +5,7 @@ What can't be read at any place, since it is a pipe or compressed, is copied to 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -19,10 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from analyze.fingerprint import Mark, settled
+
 STDIN = Path("-")
+UNPACKED_BYTES = 1 << 30
+UNPACKED_TIMES = 200
+"""A file that unpacks to more bytes than this, and more times its size, is no log; one shrinks 30 times."""
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _PIECE = 1 << 20
+_HEAD_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -34,6 +41,10 @@ class Source:
     """A runner holds the log."""
     cut: str = ""
     """What of it could not be decompressed, in words."""
+    mark: Mark | None = None
+    """What the file was before it was read; None of a pipe, or if it may change and keep the same mark."""
+    plain: bool = False
+    """It is read where it lies, not from a copy."""
 
 
 def stem(path: Path) -> str:
@@ -74,6 +85,43 @@ def is_locked(fd: int) -> bool:
     return False
 
 
+class UnpackedError(OSError):
+    """A compressed file holds far more than a log can."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            errno.EFBIG, f"it unpacks to more than {UNPACKED_TIMES} times its size, as no log does"
+        )
+
+
+def head(path: Path) -> bytes:
+    """Return the first bytes of what a file holds, unpacked; none of what is no file.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    if path == STDIN or not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        begun = file.read(len(_ZSTD))
+        file.seek(0)
+        if begun.startswith(_GZIP):
+            return zlib.decompressobj(wbits=31).decompress(file.read(_HEAD_BYTES), _HEAD_BYTES)
+        return next(_unzstd(file), b"") if begun.startswith(_ZSTD) else file.read(_HEAD_BYTES)
+
+
+_streams: dict[object, BinaryIO] = {}
+
+
+def _stream(key: object, file: Any) -> BinaryIO:
+    """Return what comes from a pipe, which can be read but once, at its beginning."""
+    if key not in _streams:
+        _streams[key] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the program lives
+        shutil.copyfileobj(file, _streams[key], _PIECE)
+    _streams[key].seek(0)
+    return _streams[key]
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
     """Open a log; ``-`` is stdin.
@@ -82,20 +130,27 @@ def opened(path: Path) -> Iterator[Source]:
         OSError: it can't be read.
     """
     if path == STDIN:
-        with _copied(sys.stdin.buffer) as source:
+        with _copied(_stream(sys.stdin.buffer, sys.stdin.buffer)) as source:
+            yield source
+        return
+    if path in _streams:
+        with _copied(_stream(path, None)) as source:
             yield source
         return
     with path.open("rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            with _copied(file) as source:
+            with _copied(_stream(path, file)) as source:
                 yield source
             return
-        head = os.pread(file.fileno(), 4, 0)
-        if head.startswith((_GZIP, _ZSTD)):
+        # In this order: a run that ends in between is no crashed one.
+        running = is_locked(file.fileno())
+        marked = settled(file.fileno())
+        if os.pread(file.fileno(), 4, 0).startswith((_GZIP, _ZSTD)):
             with _copied(file) as source:
+                source.mark = marked
                 yield source
             return
-        yield Source(file, is_locked(file.fileno()))
+        yield Source(file, running, mark=marked, plain=True)
 
 
 @contextmanager
@@ -120,9 +175,14 @@ def _copied(file: Any) -> Iterator[Source]:
 def _decompress(raw: BinaryIO, plain: BinaryIO, *, gzipped: bool) -> str:
     """Write what can be decompressed; returns what is wrong with the rest."""
     written = 0
+    most = max(UNPACKED_BYTES, UNPACKED_TIMES * os.fstat(raw.fileno()).st_size)
     try:
         for piece in _gunzipped(raw) if gzipped else _unzstd(raw):
             written += plain.write(piece)
+            if written > most:
+                raise UnpackedError
+    except UnpackedError:
+        raise
     except (OSError, EOFError, zlib.error) as e:
         what = "cut off" if isinstance(e, EOFError) or "truncated" in str(e).lower() else "damaged"
         return f"the compressed file is {what}: {written} bytes could be read"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyze.gantt import round_label
-from analyze.terminal import Column
+from analyze.terminal import Column, Paper, sentence, table
 from schemas.text import duration, number, printable, size
 
 Rows = Sequence[Mapping[str, Any]]
@@ -292,3 +292,21 @@ def runs_table(runs: Iterable[Mapping[str, Any]]) -> Table:
             ]
         )
     return Table(columns, rows)
+
+
+def schema_lines(
+    views: Iterable[tuple[str, str, list[tuple[str, str, str]]]], paper: Paper, wanted: str = ""
+) -> Iterator[str]:
+    """Yield what `Database.documented` says of each view, or of those whose names begin so."""
+    first = True
+    for view, doc, columns in views:
+        if not view.startswith(wanted):
+            continue
+        if not first:
+            yield ""
+        first = False
+        yield paper.paint(view, bold=True)
+        yield from sentence(doc, paper)
+        heads = [Column("  column"), Column("type"), Column("meaning", wrap=True)]
+        rows = [[f"  {name}", kind, meaning] for name, kind, meaning in columns]
+        yield from table(heads, rows, width=paper.width if paper.wrap else None)

@@ -208,11 +208,11 @@ single AS (
 SELECT s.*, p.attempt FROM single s JOIN store.placed p ON s.run_no = p.run_no AND s.seq = p.seq;
 
 CREATE VIEW logs AS
-SELECT l.log_no, l.file, l.size_bytes, l.lines, (SELECT count(*) FROM store.rejects r WHERE r.log_no = l.log_no) AS rejects,
-       l.lines - (SELECT count(*) FROM store.rejects r WHERE r.log_no = l.log_no) AS events,
-       (SELECT coalesce(sum(missing), 0)::BIGINT FROM store.gaps g WHERE g.log_no = l.log_no) AS missing,
-       l.running, l.oldest_version, l.newest_version, l.shuffled, l.cut
-FROM store.logs l;
+SELECT l.log_no, l.file, l.size_bytes, l.lines, coalesce(r.rejects, 0) AS rejects, l.lines - coalesce(r.rejects, 0) AS events,
+       coalesce(g.missing, 0) AS missing, l.running, l.oldest_version, l.newest_version, l.shuffled, l.cut
+FROM store.logs l
+LEFT JOIN (SELECT log_no, count(*) AS rejects FROM store.rejects GROUP BY ALL) r USING (log_no)
+LEFT JOIN (SELECT log_no, sum(missing)::BIGINT AS missing FROM store.gaps GROUP BY ALL) g USING (log_no);
 
 CREATE VIEW events AS
 SELECT u.run, e.run_no, l.file, e.line, e.byte_offset, e.* EXCLUDE (run_no, run, line, byte_offset)

@@ -18,6 +18,14 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize=bool(os
 hypothesis.settings.load_profile("house")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what the analyzer keeps between looks out of the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROUNDLOG_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def recorder_at(tmp_path: Path) -> Iterator[Callable[..., Recorder]]:
     """Make recorders of ``log.jsonl``; options are the recorder's own."""

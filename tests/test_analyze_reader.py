@@ -364,4 +364,5 @@ def test_the_same_log_twice_counts_once_and_the_log_is_never_written(tmp_path):
     copy = tmp_path / "copy.jsonl"
     shutil.copyfile(path, copy)
     with opened([path, copy]) as database:
-        assert [r["rounds_done"] for r in database.rows("SELECT * FROM runs")] == [8, 8]
+        assert [r["rounds_done"] for r in database.rows("SELECT * FROM runs")] == [8]
+        assert list(database.warnings()) == [f"{copy} says the same as {path}: they count once"]
