@@ -389,6 +389,8 @@ class SshConnection:
         """Return the shell, a new one if there is none."""
         if self._closed:
             raise ConnectionLostError("the connection is closed")
+        if self._shell is not None and self._shell.cause:
+            raise ConnectionLostError(self._shell.last_words())
         if self._shell is None or self._shell.gone.is_set():
             self._shell = await self._open()
         return self._shell

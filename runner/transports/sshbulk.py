@@ -152,7 +152,7 @@ class BulkShell(Shell):
     async def send(self, data: bytes) -> None:
         """Send some bytes; what can't be sent any more the far side will tell, if it can."""
         if self.gone.is_set() or self._process.stdin is None:
-            raise ConnectionLostError(self._last_words())
+            raise ConnectionLostError(self.last_words())
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._process.stdin.send_all(data)
 

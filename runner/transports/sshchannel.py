@@ -63,8 +63,9 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         self._chan = chan
         chan.set_write_buffer_limits(_HIGH_WATER_BYTES)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncssh's signature
-        """Wake whoever waits."""
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Keep why, and wake whoever waits."""
+        self.cause = _cause(exc)
         if self.companion is not None:
             self.companion.drop()
         self.gone.set()
@@ -110,11 +111,11 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         await self._writable.wait()
         await trio.lowlevel.checkpoint()
         if self._chan is None or self.gone.is_set():
-            raise ConnectionLostError(self._last_words())
+            raise ConnectionLostError(self.last_words())
         try:
             self._chan.write(data)
         except OSError as e:
-            raise ConnectionLostError(self._last_words()) from e
+            raise ConnectionLostError(self.last_words()) from e
 
     async def send_file(self, source: Path, offset: int, count: int) -> None:
         """Send so many bytes of a file; as many zeros where it has become shorter."""
@@ -143,6 +144,16 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         """Close the channel at once."""
         if self._chan is not None:
             self._chan.abort()
+
+
+def _cause(error: Exception | None) -> str:
+    """Return why a connection ended, in words; nothing where only its channel did."""
+    if error is None:
+        return ""
+    if isinstance(error, asyncssh.ConnectionLost):
+        silent = "keepalive" in str(error)  # asyncssh has no other sign of it
+        return "it no longer answers" if silent else "the other side closed it"
+    return (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

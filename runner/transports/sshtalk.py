@@ -34,6 +34,8 @@ class Shell(ABC):
         self._complaint = b""
         self.gone = trio.Event()
         """Set when it has ended."""
+        self.cause = ""
+        """Why the connection that it was on has ended, if it has."""
         self.sink: Sink | None = None
         """Takes what is printed."""
         self.taken: Callable[[bytes], object] | None = None
@@ -74,7 +76,7 @@ class Shell(ABC):
                 failure, self._failure = self._failure, None
                 raise failure
             if self.gone.is_set():
-                raise ConnectionLostError(self._last_words())
+                raise ConnectionLostError(self.last_words())
             await self._more()
         return self._messages.popleft()
 
@@ -121,9 +123,11 @@ class Shell(ABC):
             self._raw_left = int(words[1])
         self._messages.append(words)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """Return how it ended, as far as that is known."""
         said = printable(self._complaint.decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
-        return "the connection was lost" + (f" ({said})" if said else "")
+        cause = f": {self.cause}" if self.cause else ""
+        return f"the connection was lost{cause}" + (f" ({said})" if said else "")
 
 
 def _overlap(data: bytes, marker: bytes) -> int:
