@@ -136,10 +136,10 @@ class Machine:
     def mend(self) -> None:
         self.network.hub.run(f"ip link set {self.link} up")
 
-    def shape(self, rate: str, way: str = "to") -> None:
+    def shape(self, rate: str, way: str = "to", burst: str = "4kb") -> None:
         """Limit what goes to it, or comes from it."""
         space, link = (self.network.hub, self.link) if way == "to" else (self.space, "eth0")
-        space.run(f"tc qdisc replace dev {link} root tbf rate {rate} burst 16kb latency 100ms")
+        space.run(f"tc qdisc replace dev {link} root tbf rate {rate} burst {burst} latency 100ms")
 
     def unshape(self) -> None:
         self.network.hub.run(f"tc qdisc del dev {self.link} root")
