@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -340,23 +339,6 @@ def test_ipv6(tmp_path: Path):
         assert run.one("worker_up")["address"] == f"ssh:[::1]:{six.port}"
     finally:
         six.stop()
-
-
-def test_the_digits_learn_over_ssh_as_they_do_here(tmp_path: Path, server: Sshd):
-    text = (Path(__file__).parents[1] / "runner" / "builtin" / "job.toml").read_text()
-    builtin = Path(__file__).parents[1] / "runner" / "builtin"
-    for file in builtin.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in host(server).items())
-    lines = f"[[worker]]\n{keys}" * 4
-    text = text.replace('command = ["{python}", "train.py"]', f'command = ["{sys.executable}", "train.py"]')
-    path = tmp_path / "over-ssh.toml"
-    path.write_text(re.sub(r"(?m)^workers = .*\n", "", text) + "\n" + lines)
-    far = start(path)
-    scores = [e["values"]["accuracy"] for e in far.kind("metric", rank=None)]
-    assert scores[-1] >= 0.9
-    assert far.one("run_end")["rounds"] == 8
 
 
 def test_files_that_travel_encoded_to_a_command_that_stays(tmp_path: Path, server: Sshd):

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from jobs import Run, Started, eventually, processes_under
+from jobs import Run, Started, eventually, processes_under, write_job
 from network import Machine, Network
 
 BUILTIN = Path(__file__).parents[1] / "runner" / "builtin"
@@ -133,3 +134,25 @@ def test_the_digits_learn_while_hosts_are_cut_off_stopped_and_rebooted(tmp_path:
     assert run.kind("round_end")[-1]["survivors"] == 4, "all came back"
     assert abs(accuracy(run) - HEALTHY) <= NOISE
     assert not processes_under(path.parent)
+
+
+def test_a_slow_link_that_is_full_is_no_loss(tmp_path: Path, network: Network):
+    slow = network.machines[0]
+    path = write_job(
+        tmp_path / "job",
+        workers=None,
+        worker=[host(slow)],
+        rounds=1,
+        ssh={"lost_s": 0.6},
+        policy={"retries": 0},
+    )
+    np.save(path.parent / "params.npy", np.random.default_rng(0).standard_normal(16_000))
+    slow.shape("400kbit")  # 128 KB take 2.6 s
+    try:
+        with Started(path, within=network.hub.enter) as started:
+            run = started.end()
+    finally:
+        slow.unshape()
+    assert run.code == 0, run.err
+    assert run.one("push")["duration_s"] > 2, "it was slow"
+    assert not run.kind("worker_down")

@@ -28,6 +28,7 @@ from runner.transports import sshbulk, sshscript
 from runner.transports.sshbulk import BulkShell
 from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
+from runner.transports.sshpulse import Pulse
 from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told
 from schemas.text import printable
 
@@ -78,6 +79,7 @@ class Machines:
         host = self.hosts[rank]
         async with self.logins(host):
             connection = await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
+        Pulse(connection, self.ssh.lost_s)
         try:
             made = SshConnection(connection, self, host, rank)
         except OSError as e:
@@ -207,7 +209,8 @@ class SshConnection:
             there = int(found) if size >= sshscript.RESUMED_BYTES and int(found) < size else 0
         wanted = sha256 if self.facts.get("hash") != "none" else "size"
         await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
-        await shell.send_file(source, there, size - there)
+        with suppress(ConnectionLostError):  # what it said before it left is still to be heard
+            await shell.send_file(source, there, size - there)
         said = await self._expect(shell, "ok", "bad")
         if said[0] == "ok":
             return Transferred(size, there)

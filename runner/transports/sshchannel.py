@@ -15,12 +15,14 @@ from trio_asyncio import aio_as_trio
 
 from runner.errors import ConnectionLostError
 from runner.transports import sshscript
+from runner.transports.sshpulse import SILENT
 from runner.transports.sshtalk import Shell
 
 _CHUNK_BYTES = 1 << 16
 _WINDOW_BYTES = 16 << 20
 _PACKET_BYTES = 1 << 18
 _HIGH_WATER_BYTES = 1 << 20
+_SILENCE = "it no longer answers"
 
 
 class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
@@ -65,7 +67,8 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep why, and wake whoever waits."""
-        self.cause = _cause(exc)
+        silent = self._chan is not None and self._chan.get_extra_info(SILENT)
+        self.cause = _SILENCE if silent else _cause(exc)
         if self.companion is not None:
             self.companion.drop()
         self.gone.set()
@@ -152,7 +155,7 @@ def _cause(error: Exception | None) -> str:
         return ""
     if isinstance(error, asyncssh.ConnectionLost):
         silent = "keepalive" in str(error)  # asyncssh has no other sign of it
-        return "it no longer answers" if silent else "the other side closed it"
+        return _SILENCE if silent else "the other side closed it"
     return (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
 
 

@@ -15,6 +15,7 @@ from trio_asyncio import aio_as_trio
 
 from runner.errors import ConnectionLostError
 from runner.hosts import Host, Ssh, parse_target
+from runner.transports.sshpulse import JUMP
 
 _TRIES = 6
 """Logins to a server that turns some away when many come at once (MaxStartups)."""
@@ -159,6 +160,7 @@ async def _once(
         stack.callback(jump.close)
         connection: asyncssh.SSHClientConnection
         connection = await aio_as_trio(asyncssh.connect)(host.host, tunnel=jump, **options)
+        connection.set_extra_info(**{JUMP: jump})
         stack.pop_all()
         return connection
 
