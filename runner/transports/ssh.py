@@ -29,7 +29,7 @@ from runner.transports.sshbulk import BulkShell
 from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
 from runner.transports.sshpulse import Pulse
-from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told
+from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told, unstartable
 from schemas.text import printable
 
 _AT_ONCE = 8
@@ -76,12 +76,10 @@ class Machines:
             ConnectionLostError: the machine can't be reached or doesn't let us in.
             TransferError: the worker's folder can't be made.
         """
-        host = self.hosts[rank]
-        async with self.logins(host):
-            connection = await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
+        connection = await self.login(rank)
         Pulse(connection, self.ssh.lost_s)
         try:
-            made = SshConnection(connection, self, host, rank)
+            made = SshConnection(connection, self, rank)
         except OSError as e:
             connection.abort()
             raise TransferError(f"can't keep its host key: {e.strerror}") from e
@@ -91,6 +89,12 @@ class Machines:
             await made.let_go()
             raise
         return made
+
+    async def login(self, rank: int) -> asyncssh.SSHClientConnection:
+        """Log in to a worker's machine."""
+        host = self.hosts[rank]
+        async with self.logins(host):
+            return await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
 
     def logins(self, host: Host) -> trio.CapacityLimiter:
         """Return what limits the logins to a server."""
@@ -112,11 +116,11 @@ class Machines:
 class SshConnection:
     """A worker on another machine."""
 
-    def __init__(
-        self, connection: asyncssh.SSHClientConnection, machines: Machines, host: Host, rank: int
-    ) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, machines: Machines, rank: int) -> None:
         self._connection = connection
         self._machines = machines
+        self._rank = rank
+        host = machines.hosts[rank]
         self._mark = f"{machines.run}.{rank}."
         root = PurePosixPath(host.folder or ".roundlog")
         self._asked_folder = str(root / machines.run / str(rank))
@@ -310,7 +314,7 @@ class SshConnection:
             shell.sink = output
             said = await self._expect(shell, "pid", "nostart", "stuck")
             if said[0] == "nostart":
-                raise CommandError(f"can't start {program!r}: no such program over there")
+                raise CommandError(f"can't start {program!r}: {unstartable(said[1:])}")
             if said[0] == "stuck":
                 raise CommandError(f"can't remove a file of before: {told(said[1:])}")
             pid = int(said[1])
@@ -337,7 +341,7 @@ class SshConnection:
         """End a command over a second channel, and wait for the shell to say so."""
         with (
             trio.CancelScope(shield=True),
-            trio.move_on_after(_PATIENCE_S) as scope,
+            trio.move_on_after(_PATIENCE_S),
             suppress(WorkerError, ValueError),
         ):
             while pid is None:
@@ -347,18 +351,25 @@ class SshConnection:
                 pid = int(said[1])
             await self._aside(sshscript.request_kill(pid, self._mark))
             await self._expect(shell, "end")
-        if scope.cancelled_caught:
-            shell.drop()
-            self._shell = None if shell is self._shell else self._shell
+            return
+        shell.drop()  # what it says would be of this command
+        self._shell = None if shell is self._shell else self._shell
 
     async def _aside(self, script: bytes) -> None:
-        """Run a script in a shell of its own.
+        """Run a script in a shell of its own; by a login of its own where the server allows no more shells.
 
         Raises:
             ConnectionLostError: it could not.
         """
         try:
-            await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+            try:
+                await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+            except asyncssh.ChannelOpenError:
+                other = await self._machines.login(self._rank)
+                try:
+                    await aio_as_trio(other.run)("exec /bin/sh", input=script, encoding=None)
+                finally:
+                    other.abort()
         except (asyncssh.Error, OSError) as e:
             raise lost(e) from e
 

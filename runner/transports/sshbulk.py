@@ -21,6 +21,7 @@ import trio
 from runner.errors import ConnectionLostError
 from runner.hosts import Host, Ssh
 from runner.transports import sshscript
+from runner.transports.local import MARK
 from runner.transports.sshtalk import Shell
 
 _CHUNK_BYTES = 1 << 20
@@ -125,9 +126,11 @@ class BulkShell(Shell):
         token = secrets.token_hex(12)
         pipe = subprocess.PIPE
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        ours = f"{mark.rsplit('.', 2)[0]}.client"  # found by who goes on with the run, not by the far side
+        env = {**os.environ, MARK: ours}
         try:
             process = await trio.lowlevel.open_process(
-                words, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
+                words, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True, env=env
             )
         except OSError as e:
             complaints.close()

@@ -5,6 +5,7 @@ Its callbacks are called by asyncssh in trio-asyncio's loop, which is a task of 
 
 from __future__ import annotations
 
+import random
 import secrets
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _CHUNK_BYTES = 1 << 16
 _WINDOW_BYTES = 16 << 20
 _PACKET_BYTES = 1 << 18
 _HIGH_WATER_BYTES = 1 << 20
+_TRIES = 6
+"""At a shell, where a server allows no more at a time (MaxSessions); together about 3 s."""
 _SILENCE = "it no longer answers"
 
 
@@ -45,16 +48,22 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
             ConnectionLostError: no shell could be had.
         """
         token = secrets.token_hex(12)
-        try:
-            _, shell = await aio_as_trio(connection.create_session)(
-                lambda: cls(token),
-                "exec /bin/sh",
-                encoding=None,
-                window=_WINDOW_BYTES,
-                max_pktsize=_PACKET_BYTES,
-            )
-        except (asyncssh.Error, OSError) as e:
-            raise ConnectionLostError(f"no shell could be started: {_first_line(e)}") from e
+        for number in range(_TRIES):
+            try:
+                _, shell = await aio_as_trio(connection.create_session)(
+                    lambda: cls(token),
+                    "exec /bin/sh",
+                    encoding=None,
+                    window=_WINDOW_BYTES,
+                    max_pktsize=_PACKET_BYTES,
+                )
+                break
+            except asyncssh.ChannelOpenError as e:
+                if connection.is_closed() or number == _TRIES - 1:
+                    raise ConnectionLostError(f"no shell could be started: {_refused(e)}") from e
+            except (asyncssh.Error, OSError) as e:
+                raise ConnectionLostError(f"no shell could be started: {_first_line(e)}") from e
+            await trio.sleep((0.5 + random.random()) * 0.1 * 2**number)
         await shell.send(sshscript.script(token, mark, folder))
         return shell  # type: ignore[no-any-return] # asyncssh gives back what the factory made
 
@@ -157,6 +166,11 @@ def _cause(error: Exception | None) -> str:
         silent = "keepalive" in str(error)  # asyncssh has no other sign of it
         return _SILENCE if silent else "the other side closed it"
     return (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
+
+
+def _refused(error: asyncssh.ChannelOpenError) -> str:
+    """Return what a server says that opens no channel; most say no more than that."""
+    return f"{_first_line(error)}; does its sshd allow enough of them (MaxSessions)?"
 
 
 def _first_line(error: BaseException) -> str:

@@ -163,6 +163,16 @@ def refusal(words: list[str], max_bytes: int) -> str:
             return "it can't be read"
 
 
+def unstartable(words: list[str]) -> str:
+    """Return why a program can't be started."""
+    if words == ["there"]:
+        return (
+            "it is there but can't be executed, for want of permission or in a folder mounted noexec; "
+            "name what is to read it first, as in sh script.sh"
+        )
+    return "no such program over there"
+
+
 def told(words: list[str]) -> str:
     """Return what a tool over there complained about."""
     return printable(" ".join(words).strip())[:200] or "it failed"
