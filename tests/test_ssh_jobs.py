@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,29 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     assert not left_running(run.log.stem)
 
 
+def clients(folder: Path) -> list[int]:
+    """Return the processes of OpenSSH's client that runs below a folder have started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = entry.read_bytes()
+            ours = b"HostKeyAlias=roundlog-" in words and bytes(folder) in words
+            found += [int(entry.parent.name)] if ours else []
+    return found
+
+
+def large_job(folder: Path, server: Sshd, **changes: Any) -> Path:
+    """Write a job whose params go through OpenSSH's client."""
+    path = job(folder, [host(server), host(server)], train={"command": BUSY + COPY}, **changes)
+    np.save(folder / "params.npy", np.zeros(2_500_000, np.float32))
+    return path
+
+
 def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, server: Sshd):
-    with Started(job(tmp_path, [host(server), host(server)], train={"command": BUSY + COPY})) as started:
+    with Started(large_job(tmp_path, server)) as started:
         (log,) = wait_for(started, '"kind":"exec_start"', 4)
         eventually(lambda: list(server.home.rglob("once")), "training")
+        assert len(clients(tmp_path)) == 2
         started.process.kill()
         started.process.wait()
     assert left_running(log.stem)
@@ -196,6 +216,39 @@ def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, ser
     (resumed,) = [e for e in events if e["kind"] == "run_resume"]
     assert "left running" in resumed["reason"], "the far side is here, too"
     assert not left_running(log.stem)
+    assert not clients(tmp_path)
+
+
+def test_a_second_interrupt_says_what_it_leaves(tmp_path: Path, server: Sshd):
+    with Started(large_job(tmp_path, server)) as started:
+        (log,) = wait_for(started, '"kind":"exec_start"', 4)
+        eventually(lambda: list(server.home.rglob("once")), "training")
+        server.signal(signal.SIGSTOP)  # so that the first takes its time
+
+        def ended() -> bool:
+            started.process.send_signal(signal.SIGINT)
+            return started.process.poll() is not None
+
+        eventually(ended, "the end")
+        server.signal(signal.SIGCONT)
+        _, err = started.process.communicate()
+    assert "commands may still run on the workers" in err
+    assert f"runner resume {log}" in err
+    assert not clients(tmp_path)
+    runner("resume", log)
+    assert not left_running(log.stem)
+
+
+@pytest.mark.parametrize("lines", [4, 13, 22])
+def test_an_interrupt_at_any_moment_leaves_nothing(tmp_path: Path, server: Sshd, lines: int):
+    with Started(large_job(tmp_path, server)) as started:
+        wait_for(started, "\n", lines)
+        run = started.end(signal.SIGINT)
+    assert run.code == 130
+    assert not left_running(run.log.stem)
+    assert not clients(tmp_path)
+    assert not list(server.home.rglob(".*.part"))
+    assert not [line for line in run.err.splitlines() if "Warning" in line or "Exception" in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -259,6 +312,13 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path, server: Sshd):
     detail = run.kind("worker_down")[0]["detail"]
     assert "can't make the worker's folder /proc/none" in detail
     assert "folder = " in detail
+
+
+def test_a_program_that_can_not_be_executed(tmp_path: Path, server: Sshd):
+    (tmp_path / "train.sh").write_text("exit 0\n")
+    train = {"command": ["./train.sh"], "files": ["train.sh"]}
+    run = start(job(tmp_path, [host(server)], train=train, policy={"round_retries": 0}), code=1)
+    assert "it is there but can't be executed" in run.one("exec")["error"]
 
 
 def test_a_resident_command_over_ssh(tmp_path: Path, server: Sshd):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from random import Random
 
@@ -29,13 +29,15 @@ from runner.transports.sshbulk import BulkShell
 from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
 from runner.transports.sshpulse import Pulse
-from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told, unstartable
+from runner.transports.sshtalk import Shell, exit_code, feed, refusal, take_fact, told, unstartable
 from schemas.text import printable
 
 _AT_ONCE = 8
 """Logins to one server at a time: less than its MaxStartups."""
-_PATIENCE_S = 5.0
-"""How long the far side has to clean up."""
+_PATIENCE_S = 4.0
+"""How long the far side has to clean up; with what else is to be done an end takes less than 5 s."""
+_NO_PATIENCE_S = 0.3
+"""Likewise, once it has let that pass."""
 _INLINE_BYTES = 1 << 20
 _BULK_BYTES = 8_000_000
 """From this size on a file is worth a login of its own, once."""
@@ -131,6 +133,7 @@ class SshConnection:
         self._bulk_command = sshbulk.command(connection, host, machines.ssh, known_hosts)
         self._lock = trio.Lock()
         self._closed = False
+        self._patience_s = _PATIENCE_S
         self.folder = ""
         self.address = f"ssh:{host.shown}"
         self.facts: Mapping[str, str | int | float] = {}
@@ -291,7 +294,7 @@ class SshConnection:
         try:
             async with trio.open_nursery() as nursery:
                 started = trio.Event()
-                nursery.start_soon(_feed, shell, stdin, started)
+                nursery.start_soon(feed, shell, stdin, started, _PATIENCE_S)
                 ended = await self._run(shell, line, command, output, expect, started.set)
                 nursery.cancel_scope.cancel()
             return ended
@@ -339,11 +342,7 @@ class SshConnection:
 
     async def _kill(self, shell: Shell, pid: int | None) -> None:
         """End a command over a second channel, and wait for the shell to say so."""
-        with (
-            trio.CancelScope(shield=True),
-            trio.move_on_after(_PATIENCE_S),
-            suppress(WorkerError, ValueError),
-        ):
+        with self._cleaning(), suppress(WorkerError, ValueError):
             while pid is None:
                 said = await self._expect(shell, "pid", "nostart", "stuck")
                 if said[0] != "pid":
@@ -379,7 +378,7 @@ class SshConnection:
             return
         self._closed = True
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(_PATIENCE_S), suppress(WorkerError, ValueError, OSError):
+            with self._cleaning() as patience_s, suppress(WorkerError, ValueError, OSError):
                 shell = self._shell
                 if self._bulk is not None:
                     await self._bulk.reap()
@@ -389,12 +388,12 @@ class SshConnection:
                     away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
                     await shell.ask(f'endall{away}; say ended "$n"')
                     await self._expect(shell, "ended")
-                    await shell.end(_PATIENCE_S)
+                    await shell.end(patience_s)
             await self.let_go()
 
     async def let_go(self) -> None:
         """End the connection alone."""
-        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S):
+        with self._cleaning():
             self._connection.close()
             await aio_as_trio(self._connection.wait_closed)()
         self._connection.abort()
@@ -468,19 +467,29 @@ class SshConnection:
         shell.drop()
         raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
 
+    @contextmanager
+    def _cleaning(self) -> Iterator[float]:
+        """Give the far side time to clean up, and say how many seconds; few once it has let them pass."""
+        began, patience_s = trio.current_time(), self._patience_s
+        with trio.CancelScope(shield=True, deadline=began + patience_s):
+            yield patience_s
+        if trio.current_time() - began >= patience_s:
+            self._patience_s = _NO_PATIENCE_S
+
     async def _give_up(self, shell: Shell) -> None:
         """End a shell in the middle of a transfer; it clears away what isn't whole."""
         if shell is self._bulk:
             self._bulk = None
         else:
             self._shell = None
-        await shell.end(_PATIENCE_S)
+        with self._cleaning() as patience_s:
+            await shell.end(patience_s)
 
     async def _forget(self, name: str) -> None:
         """Delete what is over there of a transfer that is not to be gone on with."""
         part = PurePosixPath(name).with_name(f".{PurePosixPath(name).name}.part")
         script = f"NL='\n'\ncd {sshscript.quoted(self.folder)} && rm -f {sshscript.path(str(part))}\nexit 0\n"
-        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S), suppress(WorkerError):
+        with self._cleaning(), suppress(WorkerError):
             await self._aside(script.encode("utf-8", "surrogateescape"))
 
     async def _expect(self, shell: Shell, *kinds: str) -> list[str]:
@@ -489,12 +498,3 @@ class SshConnection:
         if said[0] not in kinds:
             raise ConnectionLostError(f"its shell said {printable(' '.join(said))[:100]!r} out of turn")
         return said
-
-
-async def _feed(shell: Shell, source: trio.MemoryReceiveChannel[bytes], started: trio.Event) -> None:
-    await started.wait()  # what is sent before is the shell's
-    with suppress(ConnectionLostError):
-        async with source:
-            async for chunk in source:
-                await shell.send(chunk)
-        await shell.end(_PATIENCE_S)

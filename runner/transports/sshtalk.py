@@ -6,6 +6,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -128,6 +129,18 @@ class Shell(ABC):
         said = printable(self._complaint.decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
         cause = f": {self.cause}" if self.cause else ""
         return f"the connection was lost{cause}" + (f" ({said})" if said else "")
+
+
+async def feed(
+    shell: Shell, source: trio.MemoryReceiveChannel[bytes], started: trio.Event, patience_s: float
+) -> None:
+    """Send a command what it is fed with; its end, too."""
+    await started.wait()  # what is sent before is the shell's
+    with suppress(ConnectionLostError):
+        async with source:
+            async for chunk in source:
+                await shell.send(chunk)
+        await shell.end(patience_s)
 
 
 def _overlap(data: bytes, marker: bytes) -> int:
