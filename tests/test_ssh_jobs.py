@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -200,6 +201,34 @@ def large_job(folder: Path, server: Sshd, **changes: Any) -> Path:
     path = job(folder, [host(server), host(server)], train={"command": BUSY + COPY}, **changes)
     np.save(folder / "params.npy", np.zeros(2_500_000, np.float32))
     return path
+
+
+def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
+    jump = Sshd(tmp_path / "jump").start()
+    try:
+        (jump.folder / "authorized_keys").write_text((server.folder / "authorized_keys").read_text())
+        far = host(server, jump=f"127.0.0.1:{jump.port}", host_key="accept-new")
+        busy = BUSY.replace("!= 1 ] || [ $ROUNDLOG_ROUND", "!= 0 ] || [ $ROUNDLOG_ROUND")
+        path = job(
+            tmp_path,
+            [far, host(server)],
+            train={"command": busy + COPY},
+            policy={"quorum": 1, "retries": 0},
+            rounds=3,
+        )
+        with Started(path) as started:
+            eventually(lambda: list(server.home.rglob("once")), "training")
+            jump.stop()
+            run = started.end()
+    finally:
+        jump.stop()
+    for pid in left_running(run.log.stem):  # nobody can reach it any more
+        os.kill(pid, signal.SIGKILL)
+    assert run.code == 0
+    assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 1]
+    lost, refused = run.kind("worker_down")
+    assert (lost["rank"], lost["reason"]) == (0, "lost")
+    assert refused["detail"] == f"by way of 127.0.0.1:{jump.port}: Connection refused"
 
 
 def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, server: Sshd):

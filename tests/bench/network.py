@@ -37,7 +37,7 @@ def measure(folder: Path, hosts: int, megabytes: float, rate: float, rounds: int
     with Network(folder / "network", hosts + 1) as network:
         *machines, own = network.machines
         for way in ("to", "from"):
-            own.shape(f"{rate}mbit", way, burst="128kb")
+            own.shape(f"{rate}mbit", way, burst="512kb")
         worker = [
             {
                 "host": machine.address,
