@@ -41,6 +41,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python tests/bench/aggregate.py
 	$(BIN)/python tests/bench/resident.py
 	$(BIN)/python tests/bench/ssh.py
+	$(BIN)/python tests/bench/network.py
 
 clean:
 	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build *.egg-info

@@ -336,7 +336,7 @@ async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int], *
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
-                nursery.start_soon(_watch, signals, coordinator, folder, scope, caught)
+                nursery.start_soon(partial(_watch, signals, coordinator, folder, scope, caught, far=far))
                 async with _session(far=far):
                     result = await coordinator.run()
             nursery.cancel_scope.cancel()
@@ -349,11 +349,16 @@ async def _watch(
     folder: RunFolder,
     scope: trio.CancelScope,
     caught: list[int],
+    *,
+    far: bool,
 ) -> None:
     async for number in signals:
         caught.append(number)
         if len(caught) > 1:  # asked twice: end at once, but leave no process behind
             local.end_marked(folder.run)
+            if far:
+                _say("ended at once: commands may still run on the workers, and their files are there")
+                _hint(f"runner resume {folder.log} ends them and goes on; or end them there by hand")
             os._exit(128 + number)
         coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
         scope.cancel()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -159,12 +159,12 @@ def start(job: Path, *args: object, code: int | None = 0, **options: Any) -> Run
 
 
 class Started:
-    """A run that is under way."""
+    """A run that is under way; `within` begins its command."""
 
-    def __init__(self, job: Path, *args: object, **options: Any) -> None:
+    def __init__(self, job: Path, *args: object, within: Sequence[str] = (), **options: Any) -> None:
         self.runs = job.parent / "runs"
         self.process = subprocess.Popen(
-            [RUNNER, "start", job, "--runs", self.runs, *map(str, args)],
+            [*within, RUNNER, "start", job, "--runs", self.runs, *map(str, args)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

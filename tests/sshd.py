@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -39,9 +40,12 @@ class Sshd:
         folder: for all its files; the far side's home is `folder`/home.
         settings: lines of sshd_config that come first.
         address: where it listens.
+        port: likewise; a free one if none is given.
     """
 
-    def __init__(self, folder: Path, settings: str = "", address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, settings: str = "", address: str = "127.0.0.1", port: int | None = None
+    ) -> None:
         needs_sshd()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -54,8 +58,11 @@ class Sshd:
         self.host_key = make_key(folder / "host_key")
         self.key = folder / "client_key"
         (folder / "authorized_keys").write_text(make_key(self.key) + "\n")
-        self.port = free_port(address)
+        self.port = free_port(address) if port is None else port
+        self.within: Sequence[str] = ()
+        """Begins the command that starts it."""
         self.process: subprocess.Popen[bytes] | None = None
+        self._listened = 0
 
     def start(self) -> Self:
         """Start it; the same port and keys as before."""
@@ -77,7 +84,8 @@ LogLevel VERBOSE
 SetEnv HOME={self.home}
 """
         )
-        command = [str(SSHD), "-D", "-e", "-f", str(config)]
+        command = [*self.within, str(SSHD), "-D", "-e", "-f", str(config)]
+        self._listened = self.log.count("Server listening")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
         eventually(self._answers, "sshd")
@@ -94,6 +102,8 @@ SetEnv HOME={self.home}
 
     @property
     def log(self) -> str:
+        if not (self.folder / "log").exists():
+            return ""
         return (self.folder / "log").read_text(errors="replace")
 
     def pids(self) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,57 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     assert not left_running(run.log.stem)
 
 
+def clients(folder: Path) -> list[int]:
+    """Return the processes of OpenSSH's client that runs below a folder have started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = entry.read_bytes()
+            ours = b"HostKeyAlias=roundlog-" in words and bytes(folder) in words
+            found += [int(entry.parent.name)] if ours else []
+    return found
+
+
+def large_job(folder: Path, server: Sshd, **changes: Any) -> Path:
+    """Write a job whose params go through OpenSSH's client."""
+    path = job(folder, [host(server), host(server)], train={"command": BUSY + COPY}, **changes)
+    np.save(folder / "params.npy", np.zeros(2_500_000, np.float32))
+    return path
+
+
+def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
+    jump = Sshd(tmp_path / "jump").start()
+    try:
+        (jump.folder / "authorized_keys").write_text((server.folder / "authorized_keys").read_text())
+        far = host(server, jump=f"127.0.0.1:{jump.port}", host_key="accept-new")
+        busy = BUSY.replace("!= 1 ] || [ $ROUNDLOG_ROUND", "!= 0 ] || [ $ROUNDLOG_ROUND")
+        path = job(
+            tmp_path,
+            [far, host(server)],
+            train={"command": busy + COPY},
+            policy={"quorum": 1, "retries": 0},
+            rounds=3,
+        )
+        with Started(path) as started:
+            eventually(lambda: list(server.home.rglob("once")), "training")
+            jump.stop()
+            run = started.end()
+    finally:
+        jump.stop()
+    for pid in left_running(run.log.stem):  # nobody can reach it any more
+        os.kill(pid, signal.SIGKILL)
+    assert run.code == 0
+    assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 1]
+    lost, refused = run.kind("worker_down")
+    assert (lost["rank"], lost["reason"]) == (0, "lost")
+    assert refused["detail"] == f"by way of 127.0.0.1:{jump.port}: Connection refused"
+
+
 def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, server: Sshd):
-    with Started(job(tmp_path, [host(server), host(server)], train={"command": BUSY + COPY})) as started:
+    with Started(large_job(tmp_path, server)) as started:
         (log,) = wait_for(started, '"kind":"exec_start"', 4)
         eventually(lambda: list(server.home.rglob("once")), "training")
+        assert len(clients(tmp_path)) == 2
         started.process.kill()
         started.process.wait()
     assert left_running(log.stem)
@@ -198,6 +246,39 @@ def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, ser
     (resumed,) = [e for e in events if e["kind"] == "run_resume"]
     assert "left running" in resumed["reason"], "the far side is here, too"
     assert not left_running(log.stem)
+    assert not clients(tmp_path)
+
+
+def test_a_second_interrupt_says_what_it_leaves(tmp_path: Path, server: Sshd):
+    with Started(large_job(tmp_path, server)) as started:
+        (log,) = wait_for(started, '"kind":"exec_start"', 4)
+        eventually(lambda: list(server.home.rglob("once")), "training")
+        server.signal(signal.SIGSTOP)  # so that the first takes its time
+
+        def ended() -> bool:
+            started.process.send_signal(signal.SIGINT)
+            return started.process.poll() is not None
+
+        eventually(ended, "the end")
+        server.signal(signal.SIGCONT)
+        _, err = started.process.communicate()
+    assert "commands may still run on the workers" in err
+    assert f"runner resume {log}" in err
+    assert not clients(tmp_path)
+    runner("resume", log)
+    assert not left_running(log.stem)
+
+
+@pytest.mark.parametrize("lines", [4, 13, 22])
+def test_an_interrupt_at_any_moment_leaves_nothing(tmp_path: Path, server: Sshd, lines: int):
+    with Started(large_job(tmp_path, server)) as started:
+        wait_for(started, "\n", lines)
+        run = started.end(signal.SIGINT)
+    assert run.code == 130
+    assert not left_running(run.log.stem)
+    assert not clients(tmp_path)
+    assert not list(server.home.rglob(".*.part"))
+    assert not [line for line in run.err.splitlines() if "Warning" in line or "Exception" in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -261,6 +342,13 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path, server: Sshd):
     detail = run.kind("worker_down")[0]["detail"]
     assert "can't make the worker's folder /proc/none" in detail
     assert "folder = " in detail
+
+
+def test_a_program_that_can_not_be_executed(tmp_path: Path, server: Sshd):
+    (tmp_path / "train.sh").write_text("exit 0\n")
+    train = {"command": ["./train.sh"], "files": ["train.sh"]}
+    run = start(job(tmp_path, [host(server)], train=train, policy={"round_retries": 0}), code=1)
+    assert "it is there but can't be executed" in run.one("exec")["error"]
 
 
 def test_a_resident_command_over_ssh(tmp_path: Path, server: Sshd):
@@ -391,23 +479,6 @@ def test_ipv6(tmp_path: Path):
         assert run.one("worker_up")["address"] == f"ssh:[::1]:{six.port}"
     finally:
         six.stop()
-
-
-def test_the_digits_learn_over_ssh_as_they_do_here(tmp_path: Path, server: Sshd):
-    text = (Path(__file__).parents[1] / "runner" / "builtin" / "job.toml").read_text()
-    builtin = Path(__file__).parents[1] / "runner" / "builtin"
-    for file in builtin.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in host(server).items())
-    lines = f"[[worker]]\n{keys}" * 4
-    text = text.replace('command = ["{python}", "train.py"]', f'command = ["{sys.executable}", "train.py"]')
-    path = tmp_path / "over-ssh.toml"
-    path.write_text(re.sub(r"(?m)^workers = .*\n", "", text) + "\n" + lines)
-    far = start(path)
-    scores = [e["values"]["accuracy"] for e in far.kind("metric", rank=None)]
-    assert scores[-1] >= 0.9
-    assert far.one("run_end")["rounds"] == 8
 
 
 def test_files_that_travel_encoded_to_a_command_that_stays(tmp_path: Path, server: Sshd):

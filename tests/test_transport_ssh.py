@@ -153,6 +153,51 @@ async def test_a_command_that_is_fed(site: Remote, output: Output):
     await connection.close()
 
 
+@pytest.mark.trio
+async def test_more_shells_than_a_server_allows_at_a_time(site: Remote, tmp_path: Path):
+    connection = await site.machines.connect(0)
+    codes: list[int] = []
+    fed = [trio.open_memory_channel[bytes](1) for _ in range(14)]
+
+    async def run(number: int, stdin: trio.MemoryReceiveChannel[bytes]) -> None:
+        with Output(tmp_path / f"output-{number}", 1000) as output:
+            name = f"up-{number}"
+            ended = await connection.exec(f": >{name}; cat", env={}, output=output, stdin=stdin)
+        codes.append(ended.exit_code)
+
+    async with trio.open_nursery() as nursery:
+        for number, (_, receive) in enumerate(fed):
+            nursery.start_soon(run, number, receive)
+        await eventually_async(lambda: len(site.files()) >= 9, "as many as MaxSessions lets be")
+        for send, _ in fed:
+            send.close()
+    assert codes == [0] * 14
+    await connection.close()
+
+
+@pytest.mark.trio
+async def test_a_command_is_ended_where_one_shell_is_all(tmp_path: Path, output: Output):
+    server = Sshd(tmp_path / "sshd", "MaxSessions 1").start()
+    try:
+        async with trio_asyncio.open_loop():
+            site = Remote(server, tmp_path / "workers", Ssh())
+            connection = await site.connect(0)
+            async with trio.open_nursery() as nursery:
+
+                async def run() -> None:
+                    await connection.exec("echo $$ > pid; sleep 600", env={}, output=output)
+
+                nursery.start_soon(run)
+                await eventually_async(lambda: "pid" in site.files() and site.read("pid"), "the start")
+                nursery.cancel_scope.cancel()
+            assert not site.alive(int(site.read("pid")))
+            ended = await connection.exec("exit 3", env={}, output=output)
+            assert ended.exit_code == 3, "what it hears is of this command"
+            await connection.close()
+    finally:
+        server.stop()
+
+
 # -- large files, through OpenSSH's client
 
 

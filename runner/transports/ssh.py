@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from random import Random
 
@@ -28,13 +28,16 @@ from runner.transports import sshbulk, sshscript
 from runner.transports.sshbulk import BulkShell
 from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
-from runner.transports.sshtalk import Shell, exit_code, refusal, take_fact, told
+from runner.transports.sshpulse import Pulse
+from runner.transports.sshtalk import Shell, exit_code, feed, refusal, take_fact, told, unstartable
 from schemas.text import printable
 
 _AT_ONCE = 8
 """Logins to one server at a time: less than its MaxStartups."""
-_PATIENCE_S = 5.0
-"""How long the far side has to clean up."""
+_PATIENCE_S = 4.0
+"""How long the far side has to clean up; with what else is to be done an end takes less than 5 s."""
+_NO_PATIENCE_S = 0.3
+"""Likewise, once it has let that pass."""
 _INLINE_BYTES = 1 << 20
 _BULK_BYTES = 8_000_000
 """From this size on a file is worth a login of its own, once."""
@@ -75,11 +78,10 @@ class Machines:
             ConnectionLostError: the machine can't be reached or doesn't let us in.
             TransferError: the worker's folder can't be made.
         """
-        host = self.hosts[rank]
-        async with self.logins(host):
-            connection = await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
+        connection = await self.login(rank)
+        Pulse(connection, self.ssh.lost_s)
         try:
-            made = SshConnection(connection, self, host, rank)
+            made = SshConnection(connection, self, rank)
         except OSError as e:
             connection.abort()
             raise TransferError(f"can't keep its host key: {e.strerror}") from e
@@ -89,6 +91,12 @@ class Machines:
             await made.let_go()
             raise
         return made
+
+    async def login(self, rank: int) -> asyncssh.SSHClientConnection:
+        """Log in to a worker's machine."""
+        host = self.hosts[rank]
+        async with self.logins(host):
+            return await login(host, self.ssh, self._keys, Random(f"{self.run} {rank}").random)
 
     def logins(self, host: Host) -> trio.CapacityLimiter:
         """Return what limits the logins to a server."""
@@ -110,11 +118,11 @@ class Machines:
 class SshConnection:
     """A worker on another machine."""
 
-    def __init__(
-        self, connection: asyncssh.SSHClientConnection, machines: Machines, host: Host, rank: int
-    ) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, machines: Machines, rank: int) -> None:
         self._connection = connection
         self._machines = machines
+        self._rank = rank
+        host = machines.hosts[rank]
         self._mark = f"{machines.run}.{rank}."
         root = PurePosixPath(host.folder or ".roundlog")
         self._asked_folder = str(root / machines.run / str(rank))
@@ -125,6 +133,7 @@ class SshConnection:
         self._bulk_command = sshbulk.command(connection, host, machines.ssh, known_hosts)
         self._lock = trio.Lock()
         self._closed = False
+        self._patience_s = _PATIENCE_S
         self.folder = ""
         self.address = f"ssh:{host.shown}"
         self.facts: Mapping[str, str | int | float] = {}
@@ -207,7 +216,8 @@ class SshConnection:
             there = int(found) if size >= sshscript.RESUMED_BYTES and int(found) < size else 0
         wanted = sha256 if self.facts.get("hash") != "none" else "size"
         await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
-        await shell.send_file(source, there, size - there)
+        with suppress(ConnectionLostError):  # what it said before it left is still to be heard
+            await shell.send_file(source, there, size - there)
         said = await self._expect(shell, "ok", "bad")
         if said[0] == "ok":
             return Transferred(size, there)
@@ -284,7 +294,7 @@ class SshConnection:
         try:
             async with trio.open_nursery() as nursery:
                 started = trio.Event()
-                nursery.start_soon(_feed, shell, stdin, started)
+                nursery.start_soon(feed, shell, stdin, started, _PATIENCE_S)
                 ended = await self._run(shell, line, command, output, expect, started.set)
                 nursery.cancel_scope.cancel()
             return ended
@@ -307,7 +317,7 @@ class SshConnection:
             shell.sink = output
             said = await self._expect(shell, "pid", "nostart", "stuck")
             if said[0] == "nostart":
-                raise CommandError(f"can't start {program!r}: no such program over there")
+                raise CommandError(f"can't start {program!r}: {unstartable(said[1:])}")
             if said[0] == "stuck":
                 raise CommandError(f"can't remove a file of before: {told(said[1:])}")
             pid = int(said[1])
@@ -332,11 +342,7 @@ class SshConnection:
 
     async def _kill(self, shell: Shell, pid: int | None) -> None:
         """End a command over a second channel, and wait for the shell to say so."""
-        with (
-            trio.CancelScope(shield=True),
-            trio.move_on_after(_PATIENCE_S) as scope,
-            suppress(WorkerError, ValueError),
-        ):
+        with self._cleaning(), suppress(WorkerError, ValueError):
             while pid is None:
                 said = await self._expect(shell, "pid", "nostart", "stuck")
                 if said[0] != "pid":
@@ -344,18 +350,25 @@ class SshConnection:
                 pid = int(said[1])
             await self._aside(sshscript.request_kill(pid, self._mark))
             await self._expect(shell, "end")
-        if scope.cancelled_caught:
-            shell.drop()
-            self._shell = None if shell is self._shell else self._shell
+            return
+        shell.drop()  # what it says would be of this command
+        self._shell = None if shell is self._shell else self._shell
 
     async def _aside(self, script: bytes) -> None:
-        """Run a script in a shell of its own.
+        """Run a script in a shell of its own; by a login of its own where the server allows no more shells.
 
         Raises:
             ConnectionLostError: it could not.
         """
         try:
-            await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+            try:
+                await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+            except asyncssh.ChannelOpenError:
+                other = await self._machines.login(self._rank)
+                try:
+                    await aio_as_trio(other.run)("exec /bin/sh", input=script, encoding=None)
+                finally:
+                    other.abort()
         except (asyncssh.Error, OSError) as e:
             raise lost(e) from e
 
@@ -365,7 +378,7 @@ class SshConnection:
             return
         self._closed = True
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(_PATIENCE_S), suppress(WorkerError, ValueError, OSError):
+            with self._cleaning() as patience_s, suppress(WorkerError, ValueError, OSError):
                 shell = self._shell
                 if self._bulk is not None:
                     await self._bulk.reap()
@@ -375,12 +388,12 @@ class SshConnection:
                     away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
                     await shell.ask(f'endall{away}; say ended "$n"')
                     await self._expect(shell, "ended")
-                    await shell.end(_PATIENCE_S)
+                    await shell.end(patience_s)
             await self.let_go()
 
     async def let_go(self) -> None:
         """End the connection alone."""
-        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S):
+        with self._cleaning():
             self._connection.close()
             await aio_as_trio(self._connection.wait_closed)()
         self._connection.abort()
@@ -389,6 +402,8 @@ class SshConnection:
         """Return the shell, a new one if there is none."""
         if self._closed:
             raise ConnectionLostError("the connection is closed")
+        if self._shell is not None and self._shell.cause:
+            raise ConnectionLostError(self._shell.last_words())
         if self._shell is None or self._shell.gone.is_set():
             self._shell = await self._open()
         return self._shell
@@ -452,19 +467,29 @@ class SshConnection:
         shell.drop()
         raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
 
+    @contextmanager
+    def _cleaning(self) -> Iterator[float]:
+        """Give the far side time to clean up, and say how many seconds; few once it has let them pass."""
+        began, patience_s = trio.current_time(), self._patience_s
+        with trio.CancelScope(shield=True, deadline=began + patience_s):
+            yield patience_s
+        if trio.current_time() - began >= patience_s:
+            self._patience_s = _NO_PATIENCE_S
+
     async def _give_up(self, shell: Shell) -> None:
         """End a shell in the middle of a transfer; it clears away what isn't whole."""
         if shell is self._bulk:
             self._bulk = None
         else:
             self._shell = None
-        await shell.end(_PATIENCE_S)
+        with self._cleaning() as patience_s:
+            await shell.end(patience_s)
 
     async def _forget(self, name: str) -> None:
         """Delete what is over there of a transfer that is not to be gone on with."""
         part = PurePosixPath(name).with_name(f".{PurePosixPath(name).name}.part")
         script = f"NL='\n'\ncd {sshscript.quoted(self.folder)} && rm -f {sshscript.path(str(part))}\nexit 0\n"
-        with trio.CancelScope(shield=True), trio.move_on_after(_PATIENCE_S), suppress(WorkerError):
+        with self._cleaning(), suppress(WorkerError):
             await self._aside(script.encode("utf-8", "surrogateescape"))
 
     async def _expect(self, shell: Shell, *kinds: str) -> list[str]:
@@ -473,12 +498,3 @@ class SshConnection:
         if said[0] not in kinds:
             raise ConnectionLostError(f"its shell said {printable(' '.join(said))[:100]!r} out of turn")
         return said
-
-
-async def _feed(shell: Shell, source: trio.MemoryReceiveChannel[bytes], started: trio.Event) -> None:
-    await started.wait()  # what is sent before is the shell's
-    with suppress(ConnectionLostError):
-        async with source:
-            async for chunk in source:
-                await shell.send(chunk)
-        await shell.end(_PATIENCE_S)

@@ -21,6 +21,7 @@ import trio
 from runner.errors import ConnectionLostError
 from runner.hosts import Host, Ssh
 from runner.transports import sshscript
+from runner.transports.local import MARK
 from runner.transports.sshtalk import Shell
 
 _CHUNK_BYTES = 1 << 20
@@ -125,9 +126,11 @@ class BulkShell(Shell):
         token = secrets.token_hex(12)
         pipe = subprocess.PIPE
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        ours = f"{mark.rsplit('.', 2)[0]}.client"  # found by who goes on with the run, not by the far side
+        env = {**os.environ, MARK: ours}
         try:
             process = await trio.lowlevel.open_process(
-                words, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True
+                words, stdin=pipe, stdout=pipe, stderr=complaints, start_new_session=True, env=env
             )
         except OSError as e:
             complaints.close()
@@ -152,7 +155,7 @@ class BulkShell(Shell):
     async def send(self, data: bytes) -> None:
         """Send some bytes; what can't be sent any more the far side will tell, if it can."""
         if self.gone.is_set() or self._process.stdin is None:
-            raise ConnectionLostError(self._last_words())
+            raise ConnectionLostError(self.last_words())
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._process.stdin.send_all(data)
 

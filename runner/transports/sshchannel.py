@@ -5,6 +5,7 @@ Its callbacks are called by asyncssh in trio-asyncio's loop, which is a task of 
 
 from __future__ import annotations
 
+import random
 import secrets
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from trio_asyncio import aio_as_trio
 
 from runner.errors import ConnectionLostError
 from runner.transports import sshscript
+from runner.transports.sshpulse import SILENT
 from runner.transports.sshtalk import Shell
 
 _CHUNK_BYTES = 1 << 16
 _WINDOW_BYTES = 16 << 20
 _PACKET_BYTES = 1 << 18
 _HIGH_WATER_BYTES = 1 << 20
+_TRIES = 6
+"""At a shell, where a server allows no more at a time (MaxSessions); together about 3 s."""
+_SILENCE = "it no longer answers"
 
 
 class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
@@ -43,16 +48,22 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
             ConnectionLostError: no shell could be had.
         """
         token = secrets.token_hex(12)
-        try:
-            _, shell = await aio_as_trio(connection.create_session)(
-                lambda: cls(token),
-                "exec /bin/sh",
-                encoding=None,
-                window=_WINDOW_BYTES,
-                max_pktsize=_PACKET_BYTES,
-            )
-        except (asyncssh.Error, OSError) as e:
-            raise ConnectionLostError(f"no shell could be started: {_first_line(e)}") from e
+        for number in range(_TRIES):
+            try:
+                _, shell = await aio_as_trio(connection.create_session)(
+                    lambda: cls(token),
+                    "exec /bin/sh",
+                    encoding=None,
+                    window=_WINDOW_BYTES,
+                    max_pktsize=_PACKET_BYTES,
+                )
+                break
+            except asyncssh.ChannelOpenError as e:
+                if connection.is_closed() or number == _TRIES - 1:
+                    raise ConnectionLostError(f"no shell could be started: {_refused(e)}") from e
+            except (asyncssh.Error, OSError) as e:
+                raise ConnectionLostError(f"no shell could be started: {_first_line(e)}") from e
+            await trio.sleep((0.5 + random.random()) * 0.1 * 2**number)
         await shell.send(sshscript.script(token, mark, folder))
         return shell  # type: ignore[no-any-return] # asyncssh gives back what the factory made
 
@@ -63,8 +74,10 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         self._chan = chan
         chan.set_write_buffer_limits(_HIGH_WATER_BYTES)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncssh's signature
-        """Wake whoever waits."""
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Keep why, and wake whoever waits."""
+        silent = self._chan is not None and self._chan.get_extra_info(SILENT)
+        self.cause = _SILENCE if silent else _cause(exc)
         if self.companion is not None:
             self.companion.drop()
         self.gone.set()
@@ -110,11 +123,11 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         await self._writable.wait()
         await trio.lowlevel.checkpoint()
         if self._chan is None or self.gone.is_set():
-            raise ConnectionLostError(self._last_words())
+            raise ConnectionLostError(self.last_words())
         try:
             self._chan.write(data)
         except OSError as e:
-            raise ConnectionLostError(self._last_words()) from e
+            raise ConnectionLostError(self.last_words()) from e
 
     async def send_file(self, source: Path, offset: int, count: int) -> None:
         """Send so many bytes of a file; as many zeros where it has become shorter."""
@@ -143,6 +156,21 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         """Close the channel at once."""
         if self._chan is not None:
             self._chan.abort()
+
+
+def _cause(error: Exception | None) -> str:
+    """Return why a connection ended, in words; nothing where only its channel did."""
+    if error is None:
+        return ""
+    if isinstance(error, asyncssh.ConnectionLost):
+        silent = "keepalive" in str(error)  # asyncssh has no other sign of it
+        return _SILENCE if silent else "the other side closed it"
+    return (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
+
+
+def _refused(error: asyncssh.ChannelOpenError) -> str:
+    """Return what a server says that opens no channel; most say no more than that."""
+    return f"{_first_line(error)}; does its sshd allow enough of them (MaxSessions)?"
 
 
 def _first_line(error: BaseException) -> str:

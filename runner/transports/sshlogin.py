@@ -15,6 +15,7 @@ from trio_asyncio import aio_as_trio
 
 from runner.errors import ConnectionLostError
 from runner.hosts import Host, Ssh, parse_target
+from runner.transports.sshpulse import JUMP
 
 _TRIES = 6
 """Logins to a server that turns some away when many come at once (MaxStartups)."""
@@ -116,6 +117,9 @@ async def login(
         except asyncssh.PermissionDenied as e:
             given = f"the key {host.key}" if host.key else "any key of the agent or ~/.ssh"
             raise ConnectionLostError(f"it doesn't accept {given} for this user: {_told(e)}") from e
+        except asyncssh.DisconnectError as e:
+            full = "; name the right key with key = ..." if "authentication failures" in str(e) else ""
+            raise ConnectionLostError(_told(e) + full) from e
         except (asyncssh.Error, asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError) as e:
             raise ConnectionLostError(_told(e)) from e
         except socket.gaierror as e:
@@ -155,10 +159,14 @@ async def _once(
         return direct
     async with AsyncExitStack() as stack:
         through = Host(**parse_target(host.jump), host_key=host.host_key, key=host.key)  # type: ignore[arg-type] # text and a number
-        jump = await login(through, ssh, keys, random)
+        try:
+            jump = await login(through, ssh, keys, random)
+        except ConnectionLostError as e:
+            raise ConnectionLostError(f"by way of {host.jump}: {e}") from e
         stack.callback(jump.close)
         connection: asyncssh.SSHClientConnection
         connection = await aio_as_trio(asyncssh.connect)(host.host, tunnel=jump, **options)
+        connection.set_extra_info(**{JUMP: jump})
         stack.pop_all()
         return connection
 

@@ -140,7 +140,7 @@ def request_run(
     """Return the line that runs a command.
 
     It says ``pid`` and a number, and at the end ``end``, the exit status and the size of each expected file;
-    or ``nostart``; or ``stuck`` and what could not be removed.
+    or ``nostart``, and ``there`` if there is such a file; or ``stuck`` and what could not be removed.
 
     Args:
         command: a list is run as it is, a string by ``/bin/sh -c``.
@@ -163,7 +163,8 @@ def request_run(
     return (
         f'{cleared}if [ -n "$e" ]; then say stuck "$(flat "$e")"; elif starts {shown[0]}; then '
         f'{{ {exports}export ROUNDLOG_PROCESS="$M"; exec $S {" ".join(shown)}; }} {source} 2>&1 & '
-        f'c=$!; say pid $c; wait $c; x=$?; left $c; sizes {sizes}; say end $x "$r"; else say nostart; fi'
+        f'c=$!; say pid $c; wait $c; x=$?; left $c; sizes {sizes}; say end $x "$r"; '
+        f"elif [ -f {shown[0]} ]; then say nostart there; else say nostart absent; fi"
     )
 
 

@@ -6,6 +6,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -34,6 +35,8 @@ class Shell(ABC):
         self._complaint = b""
         self.gone = trio.Event()
         """Set when it has ended."""
+        self.cause = ""
+        """Why the connection that it was on has ended, if it has."""
         self.sink: Sink | None = None
         """Takes what is printed."""
         self.taken: Callable[[bytes], object] | None = None
@@ -74,7 +77,7 @@ class Shell(ABC):
                 failure, self._failure = self._failure, None
                 raise failure
             if self.gone.is_set():
-                raise ConnectionLostError(self._last_words())
+                raise ConnectionLostError(self.last_words())
             await self._more()
         return self._messages.popleft()
 
@@ -121,9 +124,23 @@ class Shell(ABC):
             self._raw_left = int(words[1])
         self._messages.append(words)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """Return how it ended, as far as that is known."""
         said = printable(self._complaint.decode("utf-8", "replace").strip().rpartition("\n")[2])[:200]
-        return "the connection was lost" + (f" ({said})" if said else "")
+        cause = f": {self.cause}" if self.cause else ""
+        return f"the connection was lost{cause}" + (f" ({said})" if said else "")
+
+
+async def feed(
+    shell: Shell, source: trio.MemoryReceiveChannel[bytes], started: trio.Event, patience_s: float
+) -> None:
+    """Send a command what it is fed with; its end, too."""
+    await started.wait()  # what is sent before is the shell's
+    with suppress(ConnectionLostError):
+        async with source:
+            async for chunk in source:
+                await shell.send(chunk)
+        await shell.end(patience_s)
 
 
 def _overlap(data: bytes, marker: bytes) -> int:
@@ -157,6 +174,16 @@ def refusal(words: list[str], max_bytes: int) -> str:
             return "it is no regular file"
         case _:
             return "it can't be read"
+
+
+def unstartable(words: list[str]) -> str:
+    """Return why a program can't be started."""
+    if words == ["there"]:
+        return (
+            "it is there but can't be executed, for want of permission or in a folder mounted noexec; "
+            "name what is to read it first, as in sh script.sh"
+        )
+    return "no such program over there"
 
 
 def told(words: list[str]) -> str:
