@@ -177,7 +177,11 @@ def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, wo
     """Draw each round: a row for the scheduler and one for each worker."""
     wanted, paper = _rounds(rounds), _paper(width, glyphs)
     with _logs([log]) as database:
-        for i, story in enumerate(stories(database)):
+        all_of = list(stories(database))
+        there = {r["round"] for story in all_of for r in story.rounds}
+        if wanted and there and not wanted & there:
+            raise click.UsageError(f"no such round; the log has {min(there)} to {max(there)}")
+        for i, story in enumerate(all_of):
             if i:
                 click.echo()
             click.echo(joined(gantt_lines(database, story, paper, workers=workers, wanted=wanted)), nl=False)
@@ -445,7 +449,8 @@ def export_(logs: tuple[str, ...], folder: str, target: Path) -> None:
 
 
 def _fail(message: str, hint: str, code: int) -> int:
-    _say(f"error: {message}")
+    for line in f"error: {message}".splitlines():
+        _say(line)
     _say(f"hint: {hint}")
     return code
 
@@ -472,10 +477,9 @@ def run(arguments: list[str] | None = None) -> int:
     except export.NoResultError as e:
         return _fail(str(e), "ask for rows, by SELECT", 2)
     except duckdb.Error as e:
-        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["the query failed"]
-        return _fail(lines[0], "'analyze sql --schema' shows every view and column", 2)
+        return _fail(told.query_error(e), "'analyze sql --schema' shows every view and column", 2)
     except (BrokenPipeError, SystemExit):  # click makes the one into the other
-        # Whoever read our output has gone; nothing is left to say, at the interpreter's exit neither.
+        # Whoever read our output has gone; nothing is left to say, at the exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:

@@ -18,6 +18,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from analyze import export
 from analyze.database import Database
+from analyze.told import query_error
 from schemas.text import printable
 
 FORMATS = tuple(form for form in export.FORMATS if form != "parquet")
@@ -165,8 +166,7 @@ def _answer(
     except KeyboardInterrupt:
         say("interrupted")
     except duckdb.Error as e:
-        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["the query failed"]
-        say(f"error: {lines[0]}")
+        say(f"error: {query_error(e)}")
     else:
         # What a log says must not reach the terminal as a command.
         echo("\n".join(printable(line) for line in text.split("\n")))

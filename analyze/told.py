@@ -23,6 +23,10 @@ class Table:
     footer: list[str] | None = None
 
 
+_NOTHING_LOST = frozenset({"out of place", "repeated seq"})
+"""Damage that takes nothing from the figures."""
+
+
 def seconds(us: float | None) -> str:
     """Return microseconds as seconds with three decimals, so that a column can be compared and added."""
     return "-" if us is None else f"{us / 1e6:.3f}"
@@ -137,7 +141,7 @@ def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
     )
     where = "" if run["open_round"] is None else f"; round {run['open_round']} is open"
     told.append(f"The run {verb}{where}.")
-    if run["status"] == "crashed":
+    if run["status"] == "crashed" and run["job"] is not None and str(run["file"]).endswith(".jsonl"):
         told.append(f"To go on with it: runner resume {shlex.quote(run['file'])}")
     last = [w for w in open_work if run["open_round"] is None or w["round"] == run["open_round"]]
     for work in last[:20]:
@@ -224,25 +228,31 @@ def _count(number_: int, one: str, many: str | None = None) -> str:
     return f"{number_} {one if number_ == 1 else many or one + 's'}"
 
 
+def query_error(error: Exception) -> str:
+    """Return the lines the database says of a query: what is wrong, names that come close, and where."""
+    lines = [printable(line).rstrip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines) or "the query failed"
+
+
 def damage_sentences(damage: Rows) -> list[str]:
     """Tell what of the log is lost, and what that may distort."""
     told = []
     for row in damage:
         if row["reason"] == "missing seq":
-            told.append(
-                f"{row['lines']} events missing without a trace, first before line {row['first_line']}"
-            )
+            events = _count(row["lines"], "event")
+            told.append(f"{events} missing without a trace, first before line {row['first_line']}")
         elif row["reason"] in {"out of place", "cut off"}:
             told.append(
-                f"{row['lines']} events out of place: {row['example']}"
+                f"{_count(row['lines'], 'event')} out of place: {row['example']}"
                 if row["reason"] == "out of place"
                 else row["example"]
             )
         else:
-            lines = "1 line" if row["lines"] == 1 else f"{row['lines']} lines"
             example = f" ({row['example']})" if row["example"] else ""
-            told.append(f"{lines} {row['reason']}, first line {row['first_line']}{example}")
-    if told:
+            told.append(
+                f"{_count(row['lines'], 'line')}: {row['reason']}, first line {row['first_line']}{example}"
+            )
+    if any(row["reason"] not in _NOTHING_LOST for row in damage):
         told.append("What these said is in no figure here: spans, bytes and metrics may be missing.")
     return [printable(line) for line in told]
 
@@ -259,8 +269,11 @@ def damage_note(damage: Rows) -> str:
     ]
     if not told:
         return ""
-    more = f" and {len(told) - 4} more kinds" if len(told) > 4 else ""
-    return f"damaged log: {', '.join(told[:4])}{more}; spans, bytes and metrics may be missing"
+    more = f" and {_count(len(told) - 4, 'more kind')}" if len(told) > 4 else ""
+    lost = any(row["reason"] not in _NOTHING_LOST for row in damage)
+    return f"damaged log: {', '.join(told[:4])}{more}" + (
+        "; spans, bytes and metrics may be missing" if lost else ""
+    )
 
 
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> Table:

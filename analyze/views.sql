@@ -23,7 +23,7 @@ SELECT run_no, seq AS from_seq,
 FROM begun;
 
 CREATE TABLE store.session_ends AS
-SELECT s.run_no, s.from_seq, max(e.t_us) AS end_us
+SELECT s.run_no, s.from_seq, min(e.t_us) AS start_us, max(e.t_us) AS end_us
 FROM store.events e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq
 GROUP BY ALL;
 
@@ -404,9 +404,11 @@ every AS (
                      error, nullif(output_tail, '')) AS text,
            duration_us
     FROM store.spans WHERE failed
-    -- what was ended because nobody waited for it any more is told once
+    -- what was ended because nobody waited for it any more, or with the run, is told once
     AND NOT (coalesce(error, '') LIKE 'ended: %' AND (run_no, round, attempt, rank) IN (
         SELECT (run_no, round, attempt, rank) FROM rejected WHERE given_up))
+    AND NOT (coalesce(error, '') = 'cancelled' AND (run_no, round, attempt) IN (
+        SELECT (run_no, round, attempt) FROM store.rounds WHERE outcome = 'interrupted'))
     UNION ALL
     SELECT run_no, round, attempt, rank, seq, CASE WHEN given_up THEN 'not in time' ELSE 'weights rejected' END,
            CASE WHEN given_up THEN detail ELSE reason || ': ' || detail END, NULL
@@ -460,7 +462,9 @@ WITH troubles AS (
                 WHEN p.kind = 'exec' THEN 'training failed' ELSE p.kind || ' failed' END AS what,
            p.kind = 'reject' AND e.reason = 'late' AS late
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
+    LEFT JOIN store.rounds r ON p.run_no = r.run_no AND p.round = r.round AND p.attempt = r.attempt
     WHERE p.rank IS NOT NULL AND p.round IS NOT NULL
+      AND NOT (coalesce(r.outcome, '') = 'interrupted' AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
       AND (e.injected IS NOT NULL OR p.kind = 'reject' OR (p.kind = 'worker_down' AND e.reason <> 'failures')
            OR (p.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
 judged AS (
@@ -485,8 +489,13 @@ CREATE VIEW resilience AS
 WITH span AS (
     SELECT run_no, min(start_us) AS start_us, max(end_us) AS end_us, max(active_nodes) AS workers,
            count(*) FILTER (done AND outcome = 'ok') AS committed, count(*) AS tries,
-           avg(coalesce(survivors, 0)) FILTER (done) / max(active_nodes) AS participation
+           avg(coalesce(survivors, 0)) FILTER (done AND outcome <> 'interrupted') / max(active_nodes) AS participation
     FROM store.rounds GROUP BY ALL),
+-- The time in which a coordinator ran: not that between an end and its resume.
+ran AS (
+    SELECT p.run_no, p.start_us, p.end_us, p.workers, p.committed, p.tries, p.participation,
+           sum(greatest(least(s.end_us, p.end_us) - greatest(s.start_us, p.start_us), 0))::BIGINT AS ran_us
+    FROM span p JOIN store.session_ends s USING (run_no) GROUP BY ALL),
 moves AS (
     SELECT e.run_no, e.kind, e.t_us, s.end_us AS session_us,
            lead(e.t_us) OVER (PARTITION BY e.run_no, e.rank ORDER BY e.seq) AS next_us
@@ -506,14 +515,13 @@ calm AS (
     WHERE NOT EXISTS (SELECT 1 FROM store.faults f
                       WHERE f.run_no = c.run_no AND f.round = c.round AND f.attempt = c.attempt)
     GROUP BY ALL)
-SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers * (p.end_us - p.start_us), 0), 1.0) AS liveness,
+SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers * p.ran_us, 0), 1.0) AS liveness,
        p.participation, p.committed, p.tries, coalesce(m.faults, 0) AS faults, coalesce(m.injected, 0) AS injected,
        m.to_commit_s, m.longest_to_commit_s, m.to_strength_s, m.longest_to_strength_s,
-       (p.end_us - p.start_us) / 1e6 AS elapsed_s,
-       p.committed * 3600e6 / nullif(p.end_us - p.start_us, 0) AS commits_per_hour,
+       p.ran_us / 1e6 AS elapsed_s, p.committed * 3600e6 / nullif(p.ran_us, 0) AS commits_per_hour,
        coalesce(c.rounds, 0) AS calm_rounds, c.duration_us / 1e6 AS calm_s,
-       c.duration_us * p.committed / nullif(p.end_us - p.start_us, 0) AS throughput
-FROM span p JOIN store.runs u USING (run_no) LEFT JOIN up USING (run_no) LEFT JOIN met m USING (run_no)
+       c.duration_us * p.committed / nullif(p.ran_us, 0) AS throughput
+FROM ran p JOIN store.runs u USING (run_no) LEFT JOIN up USING (run_no) LEFT JOIN met m USING (run_no)
 LEFT JOIN calm c USING (run_no);
 
 -- What each view and column means. Columns of "events" that the contract names are documented from the contract.

@@ -385,7 +385,7 @@ def _shares(contributions: Sequence[Contribution]) -> list[float]:
     except OverflowError:
         total = math.inf
     if not contributions or not (math.isfinite(total) and total > 0):
-        raise ArrayError("num_samples", f"the survivors' weights sum to {total}, so there is no mean")
+        raise ArrayError("num_samples", f"the survivors' num_samples sum to {total:g}, so there is no mean")
     return [c.weight / total for c in contributions]
 
 

@@ -36,7 +36,7 @@ from runner.fleet import Connect
 from runner.grouped import leaf
 from runner.job import LoadedJob
 from runner.jobagain import from_log
-from runner.live import Background, Bar, Lines
+from runner.live import Background, Bar, Lines, Recent
 from runner.past import Past
 from runner.recorder import Continue, Listener, Recorder, lock
 from runner.runfolder import RunFolder
@@ -128,6 +128,7 @@ def resume(log: Path, quiet: bool, progress: bool, verbose: bool) -> None:
     if past.params_sha256 is None:
         raise RunError(f"{log}: nothing to resume: the run never had params; start the job anew")
     loaded = from_log(past.job)
+    reading.verify(past, log)
     folder = RunFolder.of(log)
     simulation = _simulation(loaded, folder, past)
     gone = 0 if simulation else max(round((datetime.now(UTC) - past.ts).total_seconds() * 1e6), 0)
@@ -304,6 +305,8 @@ def _execute(
         began_s = recorder.now_us() / 1e6
         connect = Injector(chaos, loaded.job.total_nodes, connect, began_s).connect
     coordinator = Coordinator(loaded, folder, recorder, connect, past)
+    recent = Recent()
+    recorder.listeners.append(recent)
     caught: list[int] = []
     result: Result | None = None
     failure: BaseException | None = None
@@ -322,6 +325,11 @@ def _execute(
                 _leave_stderr()
     if failure is not None or (result is not None and result.status == "failed"):
         _error(f"the run failed: {failure or (result and result.reason)}")
+        for line in recent.lines() if quiet else ():
+            _say(line)
+        _say(f"what was printed: {folder.folder / 'output'}")
+    if coordinator.resumable and not quiet and (result is None or result.status != "completed"):
+        _say(f"to go on: runner resume {folder.log}")
     if result is not None and not quiet and result.params is not None:
         _say(f"params: {result.params}")
         _say(f"report: analyze report {folder.log}")

@@ -14,7 +14,7 @@ import trio
 from threadpoolctl import threadpool_limits
 
 from runner import ownmethod, wire
-from runner.arrays import ArrayFile, sha256_of
+from runner.arrays import ArrayFile
 from runner.course import AutoDeadline, Begin, Course, Finish
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError, plain
@@ -122,6 +122,11 @@ class Coordinator:
     def _result(self, status: Literal["completed", "failed", "interrupted"], reason: str | None) -> Result:
         return Result(status, reason, self._course.number, self._params.path if self._params else None)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self._params is not None
+
     def _current(self) -> CurrentParams:
         assert self._params is not None  # noqa: S101 - no round begins without
         return self._params
@@ -169,14 +174,11 @@ class Coordinator:
         self._params = params
 
     async def _resume(self, past: Past, own: OwnCommands) -> None:
-        """Go on where the log ends: replay it, verify the params, end what was left running."""
+        """Go on where the log ends, with files that were verified: replay it, end what was left running."""
         ended = await in_thread(local.end_marked, self._folder.run)
         path = self._folder.log.parent / str(past.params_path)
-        await self._verify(path, past.params_sha256)
         with ArrayFile(path) as file:
             specs = dict(file.specs)
-        for name, expected in past.state_sha256.items():
-            await self._verify(self._folder.log.parent / name, expected)
         unfinished = replay(self._course, past.tries)
         state = self._step.state_files(self._course.number)
         self._params = CurrentParams(path, str(past.params_sha256), specs, state)
@@ -197,15 +199,6 @@ class Coordinator:
             stale.unlink()
         if unfinished is not None:
             await self._finish(*unfinished, own)
-
-    async def _verify(self, path: Path, expected: str | None) -> None:
-        """See that a file is the one the log tells of."""
-        try:
-            sha256 = await in_thread(sha256_of, path)
-        except OSError as e:
-            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
-        if sha256 != expected:
-            raise RunError(f"{path}: this is not the file the log tells of (its SHA-256 differs)")
 
     async def _finish(self, tried: Try, verdict: Verdict, own: OwnCommands) -> None:
         """End a round that was aggregated but not ended; what may be missing of it is its evaluation."""

@@ -114,6 +114,32 @@ def _encodes(stream: TextIO, text: str) -> bool:
     return True
 
 
+_CAUSES = frozenset({"push", "exec", "pull", "reject", "aggregate", "worker_down", "metric"})
+_FOLLOW = frozenset({"late", "deadline", "failures"})
+"""Reasons that only follow from what went wrong elsewhere."""
+
+
+class Recent:
+    """Keeps what last went wrong with each worker, for those who saw no events."""
+
+    def __init__(self) -> None:
+        self._failed: dict[int | None, dict[str, Any]] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+        follows = str(event.get("error")).startswith(("ended: ", "cancelled")) or event.get("reason") in _FOLLOW
+        if event["kind"] in _CAUSES and failed(event) and not follows:
+            self._failed.pop(event["rank"], None)
+            self._failed[event["rank"]] = event
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing open."""
+
+    def lines(self, most: int = 5) -> list[str]:
+        """Return a line for each of the last ones."""
+        return [event_line(event) for event in list(self._failed.values())[-most:]]
+
+
 class Bar:
     """A progress bar of rounds, for a terminal."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from runner.arrays import sha256_of
 from runner.course import Begin, Course
 from runner.decide import Verdict
 from runner.errors import RunError
@@ -65,6 +66,22 @@ class Past:
     broken_offset: int | None = None
     broken_bytes: int | None = None
     has_newline: bool = True
+
+
+def verify(past: Past, log: Path) -> None:
+    """See that the files a run goes on with are those the log tells of.
+
+    Raises:
+        RunError: one is not, or can't be read.
+    """
+    for name, expected in {str(past.params_path): past.params_sha256, **past.state_sha256}.items():
+        path = log.parent / name
+        try:
+            sha256 = sha256_of(path)
+        except OSError as e:
+            raise RunError(f"{path}: can't read the params to go on with: {e.strerror}") from e
+        if sha256 != expected:
+            raise RunError(f"{path}: this is not the file the log tells of (its SHA-256 differs)")
 
 
 def replay(course: Course, tries: list[Try]) -> tuple[Try, Verdict] | None:

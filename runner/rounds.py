@@ -264,7 +264,8 @@ class RoundRun:
         size = ended.sizes_bytes.get(self._names["weights"])
         limit = self.files.limit
         if size is None:
-            raise self._reject(rank, "missing", "the command ended well but wrote no file $ROUNDLOG_WEIGHTS")
+            said = "the command ended well but wrote no file $ROUNDLOG_WEIGHTS (a link or a folder is none)"
+            raise self._reject(rank, "missing", said)
         if size > limit:
             raise self._reject(rank, "unreadable", f"{size} bytes; these params need {limit} at most")
         self.deliveries[rank] = Delivery(path, ended.sizes_bytes.get(self._names["metrics"]))

@@ -31,7 +31,7 @@ def tail(text: str, characters: int = TAIL_CHARACTERS) -> str:
     for line in reversed(text.splitlines()):
         shown = printable(line).strip()
         if shown:
-            return shown[:characters]
+            return shown if len(shown) <= characters else shown[: characters - 1] + "\u2026"
     return ""
 
 

