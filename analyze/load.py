@@ -32,6 +32,8 @@ PILE_ROWS = 100_000
 """Events of one kind put into the database at once."""
 MEMORY_LIMIT = "800MB"
 """How much memory DuckDB may take for tables in a file."""
+PILE_TABLES = 32
+"""Tables they may come from: each takes a megabyte, however few its rows."""
 _PIECE = 1 << 20
 OTHER = "other"
 """Where events of kinds that we do not know are."""
@@ -315,7 +317,8 @@ class Loader:
     def _pile(self, kind: str, table: Any) -> None:
         pile = self._piles.setdefault(kind, [])
         pile.append(table)
-        if sum(map(len, pile[self._begun.get(kind, 0) :])) >= PILE_ROWS:
+        mine = pile[self._begun.get(kind, 0) :]
+        if len(mine) >= PILE_TABLES or sum(map(len, mine)) >= PILE_ROWS:
             self._flush(kind)
 
     def _flush(self, *kinds: str) -> None:
