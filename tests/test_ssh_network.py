@@ -143,11 +143,11 @@ def test_a_slow_link_that_is_full_is_no_loss(tmp_path: Path, network: Network):
         workers=None,
         worker=[host(slow)],
         rounds=1,
-        ssh={"lost_s": 0.6},
+        ssh={"lost_s": 1.5},
         policy={"retries": 0},
     )
-    np.save(path.parent / "params.npy", np.random.default_rng(0).standard_normal(16_000))
-    slow.shape("400kbit")  # 128 KB take 2.6 s
+    np.save(path.parent / "params.npy", np.random.default_rng(0).standard_normal(20_000))
+    slow.shape("400kbit")  # 160 KB take 3.2 s
     try:
         with Started(path, within=network.hub.enter) as started:
             run = started.end()

@@ -79,6 +79,7 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         silent = self._chan is not None and self._chan.get_extra_info(SILENT)
         self.cause = _SILENCE if silent else _cause(exc)
         if self.companion is not None:
+            self.companion.cause = self.cause
             self.companion.drop()
         self.gone.set()
         self._news.set()
