@@ -479,15 +479,12 @@ def run(arguments: list[str] | None = None) -> int:
     except duckdb.Error as e:
         return _fail(told.query_error(e), "'analyze sql --schema' shows every view and column", 2)
     except (BrokenPipeError, SystemExit):  # click makes the one into the other
-        # Whoever read our output has gone; nothing is left to say, at the exit neither.
+        # Whoever read our output has gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
-        return _fail(
-            f"{e.filename or 'output'}: {(e.strerror or str(e)).lower()}",
-            "-o names another folder or file",
-            1,
-        )
+        said = f"{e.filename or 'output'}: {(e.strerror or str(e)).lower()}"
+        return _fail(said, "see that it is there and may be read or written; -o names another place", 1)
 
 
 def main() -> None:
