@@ -148,7 +148,8 @@ class Course:
             self.number, self.attempt, self.interrupted = self.number + 1, 1, 0
         else:
             if self.attempt > self.round_retries:
-                self._finish = Finish("failed", f"round {self.number} failed {self.attempt} times: {failure}")
+                times = "once" if self.attempt == 1 else f"{self.attempt} times"
+                self._finish = Finish("failed", f"round {self.number} failed {times}: {failure}")
             self.attempt += 1
         if self.stop_on_loss and verdict.failed:
             lost = ", ".join(map(str, verdict.failed))

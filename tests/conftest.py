@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import logs
 import pytest
 
+from analyze.cli import run
 from runner.output import Output
 from runner.recorder import Recorder
 
@@ -45,3 +47,22 @@ def output(tmp_path: Path) -> Iterator[Output]:
     """Keep up to a gigabyte of what commands print."""
     with Output(tmp_path / "output.log", 1_000_000_000) as kept:
         yield kept
+
+
+@pytest.fixture
+def analyze(capsys, monkeypatch, tmp_path):
+    """Return what runs a command of analyze in a folder of the test; it returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def demo(tmp_path):
+    return logs.demo().write(tmp_path)

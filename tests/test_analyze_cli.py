@@ -19,8 +19,6 @@ import logs
 import pytest
 from logs import Log, Turn, play_round
 
-from analyze.cli import run
-
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e'; DROP TABLE x; --&\"$x^2$../../x"
 
 
@@ -28,22 +26,6 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e'; DROP TABLE x; --&\"$x^2$../
 def _plain(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def analyze(capsys):
-    def call(*arguments):
-        code = run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def demo(tmp_path):
-    return logs.demo().write(tmp_path)
 
 
 def test_a_report_prints_chart_and_summary_and_writes_page_and_pictures(analyze, demo, tmp_path):

@@ -13,28 +13,9 @@ import pyarrow as pa
 import pytest
 
 from analyze import glance, kept, source
-from analyze.cli import run
 from analyze.database import opened
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def analyze(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        code = run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def demo(tmp_path):
-    return logs.demo().write(tmp_path)
 
 
 def zstd(text: bytes) -> bytes:
