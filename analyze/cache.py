@@ -63,7 +63,7 @@ def write(path: Path, made: Any) -> None:
 
     Raises:
         OSError: it can't be written.
-        ValueError: what is to be written is no text.
+        UnicodeError: what is to be written is no text.
     """
     text = msgspec.json.encode(made, enc_hook=str)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:

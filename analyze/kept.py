@@ -82,7 +82,7 @@ def look(place: Path, paths: Sequence[Path]) -> Kept | None:
         with suppress(OSError):
             link.unlink(missing_ok=True)
         # Loading without us says what is wrong, if it is the logs.
-        if isinstance(e, OSError | ValueError | duckdb.Error):
+        if isinstance(e, OSError | UnicodeError | duckdb.Error):
             return None
         raise
 

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from runner import ownmethod, wire
 from runner.arrays import ArrayFile
-from runner.course import AutoDeadline, Begin, Course, Finish
+from runner.course import AutoDeadline, Begin, Course, Finish, rest_s
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError, plain
 from runner.fleet import Connect, Fleet
@@ -31,6 +31,7 @@ from runner.serverstep import CurrentParams, ServerStep
 from runner.simtime import in_thread
 from runner.transports import local
 from schemas.events import RoundEnd, RoundStart, RunEnd, RunResume, RunStart
+from schemas.text import duration
 
 _PACKAGES = ("roundlog", "numpy", "trio", "orjson", "msgspec")
 
@@ -217,12 +218,20 @@ class Coordinator:
     async def _rounds(self, own: OwnCommands) -> Result:
         while isinstance(begin := self._course.next(), Begin):
             await self._round(begin, self._current(), own)
+            await trio.sleep(self._rest_s(begin))
             self._step.keep_newest(self._course.number, self._current())
             if self._folder.stop.exists():
                 self._folder.stop.unlink()
                 self._course.stop("asked to stop")
         assert isinstance(begin, Finish)  # noqa: S101 - the other of two
         return self._result(begin.status, begin.reason)
+
+    def _rest_s(self, tried: Begin) -> float:
+        """Return how long lost workers are given to return before a round is tried again, in seconds."""
+        again = self._course.next()
+        if not isinstance(again, Begin) or again.number != tried.number or not self._fleet.away(again.shards):
+            return 0.0
+        return rest_s(self._job.policy.round_backoff_s, self._course.attempt)
 
     async def _round(self, begin: Begin, params: CurrentParams, own: OwnCommands) -> None:
         """Execute one try of one round; new params, if it made some, are the run's from then on."""
@@ -256,6 +265,8 @@ class Coordinator:
                 why = f"failed in {self._job.policy.max_failures} rounds running"
                 await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
             outcome, reason = ("failed", failure) if failure else ("ok", None)
+            if rest := self._rest_s(begin):
+                reason = f"{failure}; lost workers get {duration(rest)} to return"
         finally:
             execution.clear()
             end = RoundEnd(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from runner.decide import Verdict
 
+_LONGEST_REST_S = 60.0
 WINDOW = 20
 """Rounds that a learnt deadline looks back on."""
 LEARNT_FROM = 3
@@ -61,6 +62,11 @@ class Finish:
 
     status: Literal["completed", "failed", "interrupted"]
     reason: str | None = None
+
+
+def rest_s(first_s: float, attempt: int) -> float:
+    """Return the rest before an attempt, from the second on: doubling, up to a minute or the first one."""
+    return max(first_s, min(first_s * 2.0 ** min(attempt - 2, 32), _LONGEST_REST_S))
 
 
 class Course:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -114,6 +114,10 @@ class Fleet:
             worker.has_files = True
         worker.traced = round, attempt, traced
         return traced
+
+    def away(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of the workers that have no connection."""
+        return [rank for rank in ranks if self.worker(rank).connection is None]
 
     async def leave(
         self,

@@ -207,6 +207,12 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=3600, description="a number of seconds from 0 to 3600: rest before a retry")
     ] = 1.0
     round_retries: Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] = 2
+    round_backoff_s: Annotated[
+        float,
+        Meta(
+            ge=0, le=3600, description="a number of seconds from 0 to 3600: time for lost workers to return"
+        ),
+    ] = 5.0
     max_failures: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")] = 3
     on_loss: Annotated[Literal["continue", "stop"], Meta(description='"continue" or "stop"')] = "continue"
 

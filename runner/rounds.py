@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import trio
 
 from runner import metrics
-from runner.course import Begin
+from runner.course import Begin, rest_s
 from runner.decide import (
     Action,
     Alarm,
@@ -55,7 +55,6 @@ _SAID = {
 }
 _MAY_END = frozenset({Said.ACCEPTED, Said.FAILED})
 """What may end a round: a delivery or a failure more."""
-_LONGEST_REST_S = 60.0
 
 
 class RoundRun:
@@ -204,7 +203,7 @@ class RoundRun:
 
     async def _rest(self, rank: int, attempt: int, nursery: trio.Nursery) -> None:
         """Wait before another attempt: twice as long each time, with jitter of the seed's own."""
-        longest = min(self._loaded.job.policy.backoff_s * 2 ** (attempt - 2), _LONGEST_REST_S)
+        longest = rest_s(self._loaded.job.policy.backoff_s, attempt)
         drawn = Random(f"{self._loaded.job.seed} {self._number} {rank} {attempt}").uniform(0.5, 1.0)
         with self._scopes[rank]:
             await trio.sleep(longest * drawn)

@@ -257,6 +257,21 @@ def test_a_slow_worker_is_waited_for():
     assert of(events, "exec", rank=3)[0]["injected"] == "slow"
 
 
+@pytest.mark.parametrize(("rest_s", "status"), [(0, "failed"), (5, "completed")])
+def test_an_outage_of_all_workers_is_waited_for(rest_s: float, status: str):
+    policy = {"round_backoff_s": rest_s, "retries": 0, "max_failures": 9}
+    events = simulate({"what": "partition", "at_s": 5, "for_s": 12}, policy=policy, rounds=8)
+    assert of(events, "run_end")[0]["status"] == status
+    failed = of(events, "round_end", outcome="failed")
+    told = [e["reason"].partition("; lost workers get ")[2] for e in failed]
+    assert told == (
+        ["", "", ""] if status == "failed" else ["5.00 s to return", "10.0 s to return"][: len(told)]
+    )
+    for end in failed if rest_s else []:
+        begun = next(e for e in of(events, "round_start") if e["seq"] > end["seq"])
+        assert begun["t"] - end["t"] == pytest.approx(5 if end is failed[0] else 10)
+
+
 def test_a_worker_vanishes_for_some_rounds_and_returns():
     events = simulate({"what": "vanish", "ranks": [1], "rounds": [1], "for_rounds": 2}, rounds=5)
     assert [e["survivors"] for e in of(events, "round_end")] == [4, 3, 3, 4, 4]
@@ -365,6 +380,8 @@ class Simulated(Clock, Site):
 
     def files(self, rank: int = 0) -> set[str]:  # noqa: ARG002 - nobody has any
         return set()
+
+    # What follows is for the suites of real files and processes, which are not run here.
 
     def read(self, name: str, rank: int = 0) -> bytes:
         raise NotImplementedError
