@@ -13,9 +13,10 @@ from typing import Any
 import duckdb
 
 from analyze import explain, kept, lazy
-from analyze.load import MEMORY_LIMIT, Loader, Log, make_tables
+from analyze.load import MEMORY_LIMIT, Loader, Log
 from analyze.shapes import columns
 from analyze.source import stem
+from analyze.tables import make_tables
 from schemas.events import MAX_LINE_BYTES, VERSION
 from schemas.upcast import Place
 

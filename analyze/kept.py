@@ -24,8 +24,9 @@ import msgspec
 
 from analyze import cache
 from analyze.fingerprint import Hashed, mark, settled
-from analyze.load import EVENT_TABLES, MEMORY_LIMIT, ChangedError, Loader, Log, make_tables, make_view
+from analyze.load import MEMORY_LIMIT, ChangedError, Loader, Log
 from analyze.source import is_locked
+from analyze.tables import EVENT_TABLES, make_tables, make_view
 
 FEWEST_LOGS = 8
 FEWEST_BYTES = 8 << 20

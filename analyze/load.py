@@ -1,8 +1,4 @@
-"""Loads logs into DuckDB tables, batch by batch; knows no question that is asked of them.
-
-The tables are in the schema ``store``: ``logs`` (a row a file), ``runs`` (a row a run in a file), ``events``,
-``rejects`` (a row a line that is no event) and ``gaps`` (events that are missing without a trace).
-"""
+"""Loads logs into the tables of `analyze.tables`, batch by batch; knows no question that is asked of them."""
 
 from __future__ import annotations
 
@@ -24,8 +20,8 @@ from analyze.fingerprint import Hashed, Mark, ends
 from analyze.lines import HEAD_BYTES, Readable, chunks
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
-from analyze.shapes import of_kind
 from analyze.source import stem
+from analyze.tables import OTHER, table_of
 from schemas.events import BY_KIND
 
 PILE_ROWS = 100_000
@@ -35,9 +31,6 @@ MEMORY_LIMIT = "800MB"
 PILE_TABLES = 32
 """Tables they may come from: each takes a megabyte, however few its rows."""
 _PIECE = 1 << 20
-OTHER = "other"
-"""Where events of kinds that we do not know are."""
-
 _LOG_COLUMNS = (
     "log_no",
     "file",
@@ -49,17 +42,6 @@ _LOG_COLUMNS = (
     "shuffled",
     "cut",
 )
-TABLES = """
-CREATE SCHEMA store;
-CREATE TABLE store.logs (
-    log_no INTEGER, file VARCHAR, size_bytes BIGINT, lines BIGINT, running BOOLEAN,
-    oldest_version BIGINT, newest_version BIGINT, shuffled BIGINT, cut VARCHAR);
-CREATE TABLE store.runs (run_no INTEGER, log_no INTEGER, run VARCHAR);
-CREATE TABLE store.rejects (
-    log_no INTEGER, line BIGINT, byte_offset BIGINT, length BIGINT, reason VARCHAR, detail VARCHAR,
-    head VARCHAR);
-CREATE TABLE store.gaps (log_no INTEGER, run_no INTEGER, before_line BIGINT, missing BIGINT);
-"""
 
 
 @dataclass(slots=True)
@@ -101,31 +83,6 @@ class Log:
     def damaged(self) -> bool:
         """Say whether anything of the log is lost."""
         return bool(self.rejects or self.missing or self.shuffled or self.cut)
-
-
-def make_tables(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the empty tables; events lie in one narrow table a kind, since DuckDB fills a wide one slowly."""
-    con.execute(TABLES)
-    for kind in (*BY_KIND, OTHER):
-        fields = ", ".join(f'"{f.name}" {f.sql}' for f in of_kind(kind).values())
-        con.execute(
-            f"CREATE TABLE {_table(kind)} (run_no INTEGER, line BIGINT, byte_offset BIGINT, t_us BIGINT, "
-            f"{fields}, duration_us BIGINT, extra JSON)"
-        )
-    make_view(con)
-
-
-def make_view(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the view of the events of all kinds."""
-    every = " UNION ALL BY NAME ".join(f"FROM {table}" for table in EVENT_TABLES)
-    con.execute(f"CREATE VIEW store.events AS {every}")
-
-
-def _table(kind: str) -> str:
-    return f"store.events_{kind if kind in BY_KIND else OTHER}"
-
-
-EVENT_TABLES = tuple(_table(kind) for kind in (*BY_KIND, OTHER))
 
 
 class ChangedError(Exception):
@@ -328,7 +285,7 @@ class Loader:
         for kind in kinds or list(self._piles):
             before = self._begun.get(kind, 0)
             if tables := self._piles[kind][before:]:
-                self._put(_table(kind), pa.concat_tables(tables, promote_options="default"))
+                self._put(table_of(kind), pa.concat_tables(tables, promote_options="default"))
                 del self._piles[kind][before:]
 
     def _insert(self, batch: Batch, checked: InOrder, log: Log) -> None:
@@ -451,7 +408,7 @@ class Loader:
         rejects = []
         for kind in (*BY_KIND, OTHER):
             taken = self._con.execute(
-                f"DELETE FROM {_table(kind)} WHERE line IN (SELECT unnest(?)) "  # noqa: S608 - our own name
+                f"DELETE FROM {table_of(kind)} WHERE line IN (SELECT unnest(?)) "  # noqa: S608 - our own name
                 "AND run_no IN (SELECT unnest(?)) RETURNING line, byte_offset",
                 [lines, list(log.runs.values())],
             ).fetchall()

@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyze import bulk, lines, reader
-from analyze.load import Loader, make_tables
+from analyze.load import Loader
+from analyze.tables import make_tables
 from schemas.events import BY_KIND, MAX_LINE_BYTES
 
 GOOD = logs.demo().lines()

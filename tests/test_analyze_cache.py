@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from analyze import cache, fingerprint, glance, kept
 from analyze.cli import run
 from analyze.database import opened
-from analyze.load import EVENT_TABLES, Loader, make_tables
+from analyze.load import Loader
+from analyze.tables import EVENT_TABLES, make_tables
 
 LINES = [json.dumps(event).encode() + b"\n" for event in logs.demo().events]
 TABLES = (*EVENT_TABLES, "store.logs", "store.runs", "store.rejects", "store.gaps")

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from analyze import lines
 from analyze.database import NothingUsableError, opened
 from analyze.fast import PlainReader
-from analyze.load import Loader, make_tables
+from analyze.load import Loader
 from analyze.order import faults, longest_in_order
 from analyze.reader import Reader
+from analyze.tables import make_tables
 from schemas.events import MAX_LINE_BYTES
 
 GOOD = logs.demo().lines()
