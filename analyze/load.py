@@ -21,7 +21,7 @@ from analyze.lines import HEAD_BYTES, Readable, chunks
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
 from analyze.source import stem
-from analyze.tables import OTHER, table_of
+from analyze.tables import EVENT_TABLES, OTHER, table_of
 from schemas.events import BY_KIND
 
 PILE_ROWS = 100_000
@@ -138,14 +138,13 @@ class Loader:
         collecting = gc.isenabled()
         gc.disable()
         self._begun = {kind: len(pile) for kind, pile in self._piles.items()}
-        # One transaction a file: committing each batch takes longer than filling it in.
+        begun = log.lines
         self._con.begin()
         try:
             self._load(log)
         except BaseException:
             self._con.rollback()
-            for kind, pile in self._piles.items():
-                del pile[self._begun.get(kind, 0) :]
+            self._undo(log, begun)
             raise
         else:
             self._con.commit()
@@ -158,6 +157,16 @@ class Loader:
         if log.twin is None:
             self._logs[log.log_no] = log
         return log
+
+    def _undo(self, log: Log, begun: int) -> None:
+        """Take out the events of a file that could not be read to its end, but for the lines it had before."""
+        for kind, pile in self._piles.items():
+            del pile[self._begun.get(kind, 0) :]
+        for table in EVENT_TABLES if log.runs else ():
+            self._con.execute(
+                f"DELETE FROM {table} WHERE run_no IN (SELECT unnest(?)) AND line > ?",  # noqa: S608 - our own name
+                [list(log.runs.values()), begun],
+            )
 
     def _load(self, log: Log) -> None:
         begun = log.lines
@@ -277,6 +286,9 @@ class Loader:
         mine = pile[self._begun.get(kind, 0) :]
         if len(mine) >= PILE_TABLES or sum(map(len, mine)) >= PILE_ROWS:
             self._flush(kind)
+            # An open transaction holds on to every batch that was put in: memory would grow with the file.
+            self._con.commit()
+            self._con.begin()
 
     def _flush(self, *kinds: str) -> None:
         """Put events of this log, or of all, into the database; the more at once the less each takes."""

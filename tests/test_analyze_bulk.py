@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from pathlib import Path
 
 import duckdb
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from analyze import bulk, lines, reader
+from analyze import bulk, lines, load, reader
 from analyze.load import Loader
 from analyze.tables import make_tables
 from schemas.events import BY_KIND, MAX_LINE_BYTES
@@ -139,3 +141,27 @@ def damaged(draw):
 @example([FLAT[0].replace(b'"t":', b'"t":9e15,"u":')], True)
 def test_any_damage_is_judged_alike(path, con, parts, ended):
     same(path, con, b"\n".join(parts) + (b"\n" if ended else b""))
+
+
+def test_a_file_that_can_not_be_read_to_its_end_leaves_nothing(con, tmp_path, monkeypatch):
+    bad, good = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
+    bad.write_bytes(logs.demo().text())
+    good.write_bytes(logs.demo().text())
+    monkeypatch.setattr(load, "PILE_ROWS", 5)
+
+    def broken(file, **where):
+        for chunk in lines.chunks(file, 4096, **where):
+            yield chunk
+            if chunk.first_line > 100:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    loader = Loader(con)
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "chunks", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            loader.load(bad)
+    assert con.execute("SELECT count(*) FROM store.events").fetchone() == (0,)
+    log = loader.load(good)
+    loader.finish()
+    found = con.execute("SELECT count(*), count(DISTINCT run_no) FROM store.events").fetchone()
+    assert found == (log.events, 1)
