@@ -76,8 +76,9 @@ def chunks(file: Readable, size: int = CHUNK_BYTES, *, number: int = 1, offset: 
     while data := file.read(size):
         head, newline, rest = (rest + data).rpartition(b"\n") if b"\n" in data else (b"", b"", rest + data)
         if newline:
-            yield _chunk(number, offset, head)
-            number += head.count(b"\n") + 1
+            made = _chunk(number, offset, head)
+            yield made
+            number += made.count
             offset += len(head) + 1
         if len(rest) > MAX_LINE_BYTES:
             head_of_long, length, after, ended = _skip(file, rest, size)
@@ -87,8 +88,9 @@ def chunks(file: Readable, size: int = CHUNK_BYTES, *, number: int = 1, offset: 
             number, offset, rest = number + 1, offset + length + ended, after
             if b"\n" in rest:
                 head, _, rest = rest.rpartition(b"\n")
-                yield _chunk(number, offset, head)
-                number += head.count(b"\n") + 1
+                made = _chunk(number, offset, head)
+                yield made
+                number += made.count
                 offset += len(head) + 1
     if rest:
         last = _chunk(number, offset, rest)

@@ -156,7 +156,7 @@ def _in_bulk(chunk: Chunk) -> _InBulk:
     batches = []
     left = np.ones(chunk.count, dtype=np.bool_)
     for kind, table, places in bulk.read(chunk.text, chunk.starts, chunk.ends):
-        fields = list(bulk.fields_of(kind))
+        fields = [bulk.fields_of(kind)[name] for name in table.column_names]
         batches.append(Batch(kind, fields, [], places + chunk.first_line, offsets[places], [], table))
         left[places] = False
     return batches, np.flatnonzero(left).tolist()
