@@ -159,7 +159,7 @@ class Loader:
         return log
 
     def _undo(self, log: Log, begun: int) -> None:
-        """Take out the events of a file that could not be read to its end, but for the lines it had before."""
+        """Take out the events of a file that could not be read to its end, but for lines it had before."""
         for kind, pile in self._piles.items():
             del pile[self._begun.get(kind, 0) :]
         for table in EVENT_TABLES if log.runs else ():
