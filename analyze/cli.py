@@ -19,7 +19,7 @@ import duckdb
 
 from analyze import cache, export, lake, told
 from analyze.compare import comparison, letter
-from analyze.database import Database, NothingUsableError, empty, opened
+from analyze.database import DEFAULT_FOLDER, Database, NothingUsableError, alone, empty, opened
 from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
 from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
@@ -213,7 +213,7 @@ def _found(names: Iterable[str], folder: str) -> list[Path]:
 
 
 _runs = click.option(
-    "--runs", "folder", default="runs", show_default=True, help="Folder with logs, where none is named."
+    "--runs", "folder", default=DEFAULT_FOLDER, show_default=True, help="Folder with logs, if none is named."
 )
 
 
@@ -271,7 +271,7 @@ def sql(  # noqa: PLR0917 - click passes options by name
             return
         if not unsafe:
             database.fence()
-        cursor = database.execute(query, parameters)
+        cursor = database.asked(query, parameters)
         described = cursor.description or []
         text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
         if output is None:
@@ -295,6 +295,7 @@ def _parquet(
     with export.parquet_room(database.con) as room:
         if not unsafe:
             database.fence()
+        alone(query)
         export.write_parquet(database.con, query, room, parameters)
         if output is None:
             sys.stdout.buffer.write(room.read_bytes())
@@ -399,7 +400,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
 def compare(logs: tuple[str, ...], width: int | None) -> None:
     """Put runs side by side; differences are to the first."""
     paper = _paper(width)
-    with _logs(_found(logs, "runs")) as database:
+    with _logs(_found(logs, DEFAULT_FOLDER)) as database:
         everyone = database.rows(
             "SELECT r.run, r.run_no, r.file, r.job_name, m.* EXCLUDE (run, run_no) FROM runs r "
             "LEFT JOIN run_medians m USING (run_no) ORDER BY run_no"

@@ -302,6 +302,26 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert done.stdout.startswith(b"run")
 
 
+@pytest.mark.parametrize("form", ["table", "parquet"])
+def test_no_result_of_a_query_goes_unseen(analyze, demo, tmp_path, form):
+    out = ("--format", form, "-o", tmp_path / "result")
+    code, _, err = analyze("sql", "SELECT 1; SELECT 2", demo, *out)
+    assert code == 2
+    assert err.startswith("error: statement 1 of 2 has a result, and only that of the last is shown")
+    code, _, err = analyze("sql", "/* SELECT 1 */", demo, *out)
+    assert code == 2
+    assert err.startswith("error: there is no statement in the query\nhint: ")
+    assert not (tmp_path / "result").exists()
+    assert analyze("sql", "CREATE TEMP TABLE a AS SELECT 1 AS x; FROM a;", demo, *out)[0] == 0
+    assert (tmp_path / "result").exists()
+
+
+def test_without_the_folder_of_logs_it_says_where_to_look(analyze):
+    code, _, err = analyze("runs")
+    assert code == 1
+    assert "hint: go to the folder in which the runner was started, or name its logs" in err
+
+
 def test_the_page_in_a_real_browser_runs_no_script_and_shows_everything(analyze, tmp_path):
     chromium = shutil.which("chromium")
     if chromium is None:
