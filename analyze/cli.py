@@ -24,7 +24,7 @@ from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
 from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
-from analyze.terminal import Paper, joined, sentence, table
+from analyze.terminal import Paper, fitted, joined, sentence
 from schemas.text import encoding, printable
 
 DAMAGED = 3
@@ -273,7 +273,8 @@ def sql(  # noqa: PLR0917 - click passes options by name
             database.fence()
         cursor = database.asked(query, parameters)
         described = cursor.description or []
-        text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
+        names, types = [d[0] for d in described], [d[1] for d in described]
+        text = export.text(names, types, cursor.fetchall(), form, width=None if output else _paper().limit)
         if output is None:
             click.echo(text, nl=False)
         else:
@@ -372,7 +373,6 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
     Of a log that looks as it should, its head and its tail are read: damage in between shows with --whole,
     and in all other commands.
     """
-    paper = _paper(width)
     paths = _found(logs, folder)
     rows, left = ([], paths) if whole else glanced(paths, _kept_in())
     code = 0
@@ -388,7 +388,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
             _say(f"warning: {e}")
             code = DAMAGED
     made = told.runs_table(sorted(rows, key=lambda row: (row["run"], row["run_no"])))
-    click.echo(joined(table(made.columns, made.rows, width=paper.width if paper.wrap else None)), nl=False)
+    click.echo(joined(fitted(made.columns, made.rows, _paper(width).limit)), nl=False)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -423,7 +423,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
             for r in everyone
         ]
         made = comparison(everyone, last)
-        click.echo(joined(table(made.columns, made.rows)), nl=False)
+        click.echo(joined(fitted(made.columns, made.rows, paper.limit)), nl=False)
 
 
 @cli.command("export")
