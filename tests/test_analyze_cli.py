@@ -351,6 +351,17 @@ def test_a_cut_table_fits_and_never_shortens_a_number(rows, width):
         assert all(cell in " ".join(lines) for row in rows for cell in row[1::2])
 
 
+def test_a_damaged_run_id_makes_no_run(analyze, demo):
+    lines = demo.read_bytes().splitlines(keepends=True)
+    lines[7] = lines[7].replace(b"-demo", b"-demn", 1)
+    demo.write_bytes(b"".join(lines))
+    query = "SELECT (SELECT string_agg(run) FROM runs) AS run, line, reason FROM rejects"
+    code, out, _ = analyze("sql", query, demo, "--format", "csv")
+    assert (code, out) == (3, f"run,line,reason\n{logs.RUN},8,unknown run\n")
+    missing = analyze("sql", "SELECT missing FROM logs", demo, "--format", "csv")[1]
+    assert missing == "missing\n0\n", "its place is no gap"
+
+
 def test_the_page_in_a_real_browser_runs_no_script_and_shows_everything(analyze, tmp_path):
     chromium = shutil.which("chromium")
     if chromium is None:
