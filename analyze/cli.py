@@ -19,12 +19,12 @@ import duckdb
 
 from analyze import cache, export, lake, told
 from analyze.compare import comparison, letter
-from analyze.database import Database, NothingUsableError, empty, opened
+from analyze.database import DEFAULT_FOLDER, Database, NothingUsableError, alone, empty, opened
 from analyze.glance import glanced
 from analyze.glyphs import SETS, choose
 from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
-from analyze.terminal import Paper, joined, sentence, table
+from analyze.terminal import Paper, fitted, joined, sentence
 from schemas.text import encoding, printable
 
 DAMAGED = 3
@@ -213,7 +213,7 @@ def _found(names: Iterable[str], folder: str) -> list[Path]:
 
 
 _runs = click.option(
-    "--runs", "folder", default="runs", show_default=True, help="Folder with logs, where none is named."
+    "--runs", "folder", default=DEFAULT_FOLDER, show_default=True, help="Folder with logs, if none is named."
 )
 
 
@@ -271,9 +271,10 @@ def sql(  # noqa: PLR0917 - click passes options by name
             return
         if not unsafe:
             database.fence()
-        cursor = database.execute(query, parameters)
+        cursor = database.asked(query, parameters)
         described = cursor.description or []
-        text = export.text([d[0] for d in described], [d[1] for d in described], cursor.fetchall(), form)
+        names, types = [d[0] for d in described], [d[1] for d in described]
+        text = export.text(names, types, cursor.fetchall(), form, width=None if output else _paper().limit)
         if output is None:
             click.echo(text, nl=False)
         else:
@@ -295,6 +296,7 @@ def _parquet(
     with export.parquet_room(database.con) as room:
         if not unsafe:
             database.fence()
+        alone(query)
         export.write_parquet(database.con, query, room, parameters)
         if output is None:
             sys.stdout.buffer.write(room.read_bytes())
@@ -371,7 +373,6 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
     Of a log that looks as it should, its head and its tail are read: damage in between shows with --whole,
     and in all other commands.
     """
-    paper = _paper(width)
     paths = _found(logs, folder)
     rows, left = ([], paths) if whole else glanced(paths, _kept_in())
     code = 0
@@ -387,7 +388,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
             _say(f"warning: {e}")
             code = DAMAGED
     made = told.runs_table(sorted(rows, key=lambda row: (row["run"], row["run_no"])))
-    click.echo(joined(table(made.columns, made.rows, width=paper.width if paper.wrap else None)), nl=False)
+    click.echo(joined(fitted(made.columns, made.rows, _paper(width).limit)), nl=False)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -399,7 +400,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
 def compare(logs: tuple[str, ...], width: int | None) -> None:
     """Put runs side by side; differences are to the first."""
     paper = _paper(width)
-    with _logs(_found(logs, "runs")) as database:
+    with _logs(_found(logs, DEFAULT_FOLDER)) as database:
         everyone = database.rows(
             "SELECT r.run, r.run_no, r.file, r.job_name, m.* EXCLUDE (run, run_no) FROM runs r "
             "LEFT JOIN run_medians m USING (run_no) ORDER BY run_no"
@@ -422,7 +423,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
             for r in everyone
         ]
         made = comparison(everyone, last)
-        click.echo(joined(table(made.columns, made.rows)), nl=False)
+        click.echo(joined(fitted(made.columns, made.rows, paper.limit)), nl=False)
 
 
 @cli.command("export")

@@ -23,6 +23,8 @@ from schemas.upcast import Place
 
 Row = dict[str, Any]
 
+DEFAULT_FOLDER = "runs"
+"""Where logs are looked for if none is named."""
 IN_MEMORY_BYTES = 256 * 1024 * 1024
 """Logs that are larger together are loaded into a temporary file instead of memory."""
 
@@ -66,6 +68,16 @@ class Database:
             if "interrupt" in str(e).lower():
                 raise KeyboardInterrupt from None
             raise
+
+    def asked(self, query: str, parameters: Any = ()) -> duckdb.DuckDBPyConnection:
+        """Run what a user asks, of which only the last statement may have a result.
+
+        Raises:
+            duckdb.ProgrammingError: an earlier one has a result too, which nobody would see.
+            KeyboardInterrupt: it was interrupted.
+        """
+        alone(query)
+        return self.execute(query, parameters)
 
     def _need(self, query: str) -> None:
         if self._tables is None:
@@ -137,6 +149,23 @@ class Database:
             yield view, comment or "", found
 
 
+def alone(query: str) -> None:
+    """Let no result go unseen.
+
+    Raises:
+        duckdb.ProgrammingError: a statement before the last has a result, or there is no statement.
+    """
+    statements = duckdb.extract_statements(query)
+    if not statements:
+        raise duckdb.ProgrammingError("there is no statement in the query")
+    for i, statement in enumerate(statements[:-1]):
+        if statement.expected_result_type == [duckdb.ExpectedResultType.QUERY_RESULT]:
+            raise duckdb.ProgrammingError(
+                f"statement {i + 1} of {len(statements)} has a result, and only that of the last is shown: "
+                "ask one at a time, or join them by UNION ALL"
+            )
+
+
 def _identity(path: Path) -> object:
     """Return what two names of one file have in common."""
     try:
@@ -187,7 +216,7 @@ def opened(
                 _load(database, once)
                 views.result()
         if not any(log.events for log in database.logs):
-            raise _nothing(database)
+            raise _nothing(database, once)
         yield database
 
 
@@ -243,18 +272,20 @@ def _make_views(con: duckdb.DuckDBPyConnection, *, documented: bool) -> None:
             con.execute(f"COMMENT ON COLUMN events.\"{name}\" IS '{doc}'")
 
 
-def _nothing(database: Database) -> NothingUsableError:
+def _nothing(database: Database, paths: Sequence[Path]) -> NothingUsableError:
     if not database.problems:
         return NothingUsableError("no logs", "name a log, or a folder with logs by --runs")
     message = "; ".join(database.problems[:3])
     if len(database.problems) > 3:
         message += f"; and {len(database.problems) - 3} more"
-    return NothingUsableError(message, _hint(database))
+    return NothingUsableError(message, _hint(database, paths))
 
 
-def _hint(database: Database) -> str:
+def _hint(database: Database, paths: Sequence[Path]) -> str:
     if any("is a directory" in problem for problem in database.problems):
         return "name the log itself, such as runs/<run>.jsonl"
+    if any(str(path) == DEFAULT_FOLDER and not path.exists() for path in paths):
+        return "go to the folder in which the runner was started, or name its logs or their folder"
     if not database.logs:
         return "'analyze runs' lists the logs in runs/"
     if any(log.running for log in database.logs):

@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 
 from analyze import lazy
-from analyze.terminal import Column, joined, table
+from analyze.terminal import Column, fitted, joined
 from schemas.text import printable
 
 FORMATS = ("table", "csv", "json", "jsonl", "markdown", "parquet")
@@ -58,8 +58,15 @@ def _markdown(row: Sequence[Any]) -> str:
     return "| " + " | ".join(cell.replace("<", "&lt;") for cell in cells) + " |\n"
 
 
-def text(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any]], form: str) -> str:
-    """Return rows as text."""
+def text(
+    names: Sequence[str],
+    types: Sequence[Any],
+    rows: Sequence[Sequence[Any]],
+    form: str,
+    *,
+    width: int | None = None,
+) -> str:
+    """Return rows as text; a table is cut to the width, if one is given."""
     if form in {"json", "jsonl"}:
         lines = [
             json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows
@@ -75,7 +82,7 @@ def text(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any
         return out.getvalue()
     numeric = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UBIGINT", "FLOAT", "DOUBLE"}
     columns = [Column(n, right=str(t) in numeric) for n, t in zip(names, types, strict=True)]
-    return joined(table(columns, [[_cell(value) for value in row] for row in rows]))
+    return joined(fitted(columns, [[_cell(value) for value in row] for row in rows], width))
 
 
 @contextmanager

@@ -103,6 +103,7 @@ class Loader:
         for log in loaded:
             self._contents.setdefault((log.size_bytes, log.ends), []).append(log.path)
         self._runs = {(log.log_no, run): number for log in loaded for run, number in log.runs.items()}
+        self._newest_run = max(self._runs.values(), default=0)
         self._hashing = hashing
         self._logs = {log.log_no: log for log in loaded}
         self._piles: dict[str, list[Any]] = {}
@@ -205,6 +206,7 @@ class Loader:
             if begun and alike:
                 raise ChangedError
             alike.append(log.path)
+            rejects += self._strays(file.fileno(), checked, log)
             bad_lines = [r.line for r in rejects]
             if begun:
                 bad_lines += self._bad_lines(log)
@@ -346,14 +348,37 @@ class Loader:
         return made
 
     def _run_numbers(self, column: Sequence[str], log: Log) -> Int64:
-        numbers = {
-            run: self._runs.setdefault((log.log_no, run), len(self._runs) + 1)
-            for run in dict.fromkeys(column)
-        }
+        numbers = {}
+        for run in dict.fromkeys(column):
+            if (log.log_no, run) not in self._runs:
+                self._newest_run += 1
+                self._runs[log.log_no, run] = self._newest_run
+            numbers[run] = self._runs[log.log_no, run]
         log.runs |= numbers
         if len(numbers) == 1:
             return np.full(len(column), next(iter(numbers.values())), dtype=np.int64)
         return np.array([numbers[run] for run in column], dtype=np.int64)
+
+    def _strays(self, fd: int, checked: InOrder, log: Log) -> list[Reject]:
+        """Take out events that alone name their run, as a damaged id does; they are no run."""
+        if len(log.runs) < 2:
+            return []
+        self._flush()
+        counted = self._con.execute(
+            "SELECT run_no, count(*), any_value(line), any_value(kind) FROM store.events "
+            "WHERE run_no IN (SELECT unnest(?)) GROUP BY run_no",
+            [list(log.runs.values())],
+        ).fetchall()
+        stray = {run: line for run, count, line, kind in counted if count == 1 and kind != "run_start"}
+        if not stray or all(count == 1 for _, count, _, _ in counted):
+            return []
+        why = ("unknown run", "no other event of the log is of this run, and it does not begin one")
+        rejects = self._take_out(fd, dict.fromkeys(stray.values(), why), log)
+        for run in [run for run, number in log.runs.items() if number in stray]:
+            checked.last.pop(log.runs.pop(run), None)
+            del self._runs[log.log_no, run]
+        checked.skips = [skip for skip in checked.skips if skip[0] not in stray]
+        return rejects
 
     def _out_of_order(self, fd: int, checked: InOrder, bad_lines: list[int], log: Log) -> list[Reject]:
         """Take out the events that don't fit those around them; note the gaps between the others."""

@@ -159,7 +159,7 @@ def _answer(
     database: Database, statement: str, form: str, echo: Callable[[str], None], say: Callable[[str], None]
 ) -> None:
     try:
-        cursor = database.execute(statement)
+        cursor = database.asked(statement)
         described = cursor.description or []
         rows = cursor.fetchall() if described else []
         text = export.text([d[0] for d in described], [d[1] for d in described], rows, form)

@@ -14,6 +14,9 @@ from analyze.gantt import Chart, cells, states_of, ticks
 from analyze.glyphs import COLOURS
 from schemas.text import duration, printable
 
+SHORTEST = 8
+"""Text is not shortened to fewer cells than this to make a table fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Paper:
@@ -24,6 +27,11 @@ class Paper:
     colour: bool = False
     wrap: bool = False
     """Long sentences are folded to the width; in a pipe a line stays a line."""
+
+    @property
+    def limit(self) -> int | None:
+        """Width that a table must fit; none in a pipe, where it is whole."""
+        return self.width if self.wrap else None
 
     def paint(self, text: str, **style: bool | str) -> str:
         """Return the text in colour where there is colour."""
@@ -149,6 +157,58 @@ def table(
         folded = [_fold(value, widths[i]) for i, value in enumerate(row)]
         for k in range(max(map(len, folded), default=0)):
             yield _row([lines[k] if k < len(lines) else "" for lines in folded], columns, widths)
+
+
+def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """Yield the lines of a table; where even folded it is wider than `width`, cut, with a line that says so.
+
+    Text is shortened, the longest most, but no number, nor a first column within half the width; then columns
+    are left out from the right.
+    """
+    if width is None or max(map(shown_width, table(columns, rows, width=width)), default=0) <= width:
+        yield from table(columns, rows, width=width)
+        return
+    body = [[printable(value) for value in row] for row in rows]
+    cells = [max((shown_width(row[i]) for row in body), default=0) for i in range(len(columns))]
+    heads = [max(map(shown_width, column.head.split("\n"))) for column in columns]
+    full = [max(pair) for pair in zip(cells, heads, strict=True)]
+    least = [min(f, max(SHORTEST, c if k.right else 0)) for f, c, k in zip(full, cells, columns, strict=True)]
+    if full and full[0] <= width // 2:
+        least[0] = full[0]
+    kept = len(columns)
+    while kept > 1 and sum(least[:kept]) + 2 * (kept - 1) > width:
+        kept -= 1
+    cap = max(
+        (c for c in range(width + 1) if sum(_capped(full, least, c)[:kept]) + 2 * (kept - 1) <= width),
+        default=SHORTEST,
+    )
+    widths = _capped(full, least, cap)[:kept]
+    shown = [[_cut(value, size) for value, size in zip(row, widths, strict=False)] for row in body]
+    names = [
+        Column("\n".join(_cut(line, size) for line in column.head.split("\n")), right=column.right)
+        for column, size in zip(columns, widths, strict=False)
+    ]
+    yield from table(names, shown)
+    short = sum(a != b for was, row in zip(body, shown, strict=True) for a, b in zip(was, row, strict=False))
+    left_out = ", ".join(printable(column.head.replace("\n", " ")) for column in columns[kept:])
+    told = [f"values shortened: {short}"] if short else []
+    told += [f"columns left out: {_cut(left_out, 200)}"] if left_out else []
+    said = f"(cut to fit {width} columns; {'; '.join(told) or 'names shortened'}; a pipe gets all)"
+    yield from textwrap.wrap(said, width)
+
+
+def _capped(full: Sequence[int], least: Sequence[int], cap: int) -> list[int]:
+    return [min(f, max(cap, low)) for f, low in zip(full, least, strict=True)]
+
+
+def _cut(text: str, width: int) -> str:
+    """Return the text, shortened with an ellipsis where it takes more cells than `width`."""
+    if shown_width(text) <= width:
+        return text
+    text = text[:width]
+    while text and shown_width(text) > width - 3:
+        text = text[:-1]
+    return text + "..."
 
 
 def _row(values: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

@@ -555,7 +555,7 @@ COMMENT ON COLUMN rejects.file IS 'the log';
 COMMENT ON COLUMN rejects.line IS 'line in the log, from 1';
 COMMENT ON COLUMN rejects.byte_offset IS 'byte of the log at which the line begins';
 COMMENT ON COLUMN rejects.length IS 'bytes of the line without its newline';
-COMMENT ON COLUMN rejects.reason IS 'torn, not JSON, not UTF-8, NUL bytes, empty line, line too long, not an object, duplicate key, non-finite number, lone surrogate, wrong envelope, missing field, wrong type, repeated seq, seq out of order or time going back';
+COMMENT ON COLUMN rejects.reason IS 'torn, not JSON, not UTF-8, NUL bytes, empty line, line too long, not an object, duplicate key, non-finite number, lone surrogate, wrong envelope, missing field, wrong type, unknown run, repeated seq, seq out of order or time going back';
 COMMENT ON COLUMN rejects.detail IS 'what exactly';
 COMMENT ON COLUMN rejects.head IS 'first 200 bytes of the line';
 

@@ -17,7 +17,11 @@ from pathlib import Path
 import duckdb
 import logs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from logs import Log, Turn, play_round
+
+from analyze.terminal import Column, fitted, shown_width
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e'; DROP TABLE x; --&\"$x^2$../../x"
 
@@ -300,6 +304,62 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     )
     assert done.stderr == b""
     assert done.stdout.startswith(b"run")
+
+
+@pytest.mark.parametrize("form", ["table", "parquet"])
+def test_no_result_of_a_query_goes_unseen(analyze, demo, tmp_path, form):
+    out = ("--format", form, "-o", tmp_path / "result")
+    code, _, err = analyze("sql", "SELECT 1; SELECT 2", demo, *out)
+    assert code == 2
+    assert err.startswith("error: statement 1 of 2 has a result, and only that of the last is shown")
+    code, _, err = analyze("sql", "/* SELECT 1 */", demo, *out)
+    assert code == 2
+    assert err.startswith("error: there is no statement in the query\nhint: ")
+    assert not (tmp_path / "result").exists()
+    assert analyze("sql", "CREATE TEMP TABLE a AS SELECT 1 AS x; FROM a;", demo, *out)[0] == 0
+    assert (tmp_path / "result").exists()
+
+
+def test_without_the_folder_of_logs_it_says_where_to_look(analyze):
+    code, _, err = analyze("runs")
+    assert code == 1
+    assert "hint: go to the folder in which the runner was started, or name its logs" in err
+
+
+def test_a_table_wider_than_the_paper_is_cut_and_says_so(analyze, demo):
+    code, out, _ = analyze("runs", demo, "--width", "60")
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 60
+    assert lines[2].startswith(f"{logs.RUN}  digits  2026-")
+    assert "columns left out: survivors, last metric; a pipe gets all" in " ".join(lines[3:])
+    assert "(cut to fit" not in analyze("runs", demo)[1], "a pipe gets all"
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.lists(st.lists(st.text(max_size=30), min_size=n, max_size=n), min_size=1, max_size=4)
+    ),
+    st.integers(20, 60),
+)
+def test_a_cut_table_fits_and_never_shortens_a_number(rows, width):
+    columns = [Column("name", right=i % 2 == 1) for i in range(len(rows[0]))]
+    rows = [[str(len(cell)) * 5 if i % 2 else cell for i, cell in enumerate(row)] for row in rows]
+    lines = list(fitted(columns, rows, width))
+    assert max(map(shown_width, lines)) <= width
+    if "columns left out" not in " ".join(lines):
+        assert all(cell in " ".join(lines) for row in rows for cell in row[1::2])
+
+
+def test_a_damaged_run_id_makes_no_run(analyze, demo):
+    lines = demo.read_bytes().splitlines(keepends=True)
+    lines[7] = lines[7].replace(b"-demo", b"-demn", 1)
+    demo.write_bytes(b"".join(lines))
+    query = "SELECT (SELECT string_agg(run) FROM runs) AS run, line, reason FROM rejects"
+    code, out, _ = analyze("sql", query, demo, "--format", "csv")
+    assert (code, out) == (3, f"run,line,reason\n{logs.RUN},8,unknown run\n")
+    missing = analyze("sql", "SELECT missing FROM logs", demo, "--format", "csv")[1]
+    assert missing == "missing\n0\n", "its place is no gap"
 
 
 def test_the_page_in_a_real_browser_runs_no_script_and_shows_everything(analyze, tmp_path):
