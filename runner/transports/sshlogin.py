@@ -148,7 +148,7 @@ async def _once(
     if host.user is not None:
         options["username"] = host.user
     if host.key is not None:
-        options |= {"client_keys": [str(Path(host.key).expanduser())], "agent_path": None}
+        options |= {"client_keys": _private_key(host.key), "agent_path": None}
     wanted = host.host_key or ssh.host_key
     if wanted == "accept-new":
         options["known_hosts"] = ([], [], [])
@@ -169,6 +169,21 @@ async def _once(
         connection.set_extra_info(**{JUMP: jump})
         stack.pop_all()
         return connection
+
+
+def _private_key(name: str) -> Any:
+    path = Path(name).expanduser()
+    try:
+        return asyncssh.load_keypairs(str(path))
+    except OSError as e:
+        raise ConnectionLostError(f"the private key {name} can't be read here: {_told(e)}") from e
+    except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError) as e:
+        if "passphrase" in str(e).lower():
+            raise ConnectionLostError(
+                f"the private key {name} has a passphrase, and nobody can be asked for it; add it to "
+                "ssh-agent and leave out key"
+            ) from e
+        raise ConnectionLostError(f"{name} can't be used as a private key: {_told(e)}") from e
 
 
 def _key_trouble(host: Host, client: _Client) -> str:
