@@ -139,10 +139,24 @@ def warnings(loaded: LoadedJob) -> list[str]:
         program = command[0]
         if program != PYTHON and "/" not in program and shutil.which(program) is None:
             found.append(f"{table}.command: no program {program!r} on this machine's PATH")
+    found += _wire_python(job)
     found += _unmatched(loaded)
     if job.quorum == 1 and job.workers > 1:
         found.append("policy.quorum is 1: a single worker's weights would become the params")
     return found
+
+
+def _wire_python(job: Job) -> list[str]:
+    """Return what is wrong with the Python that encodes, where the workers run on this machine."""
+    program = job.wire.python
+    if not job.wire.active or job.worker or job.sim is not None or program == PYTHON:
+        return []
+    if "/" in program and not Path(program).is_absolute():
+        return []  # found from a worker's folder, which isn't there yet
+    if shutil.which(program) is not None:
+        return []
+    where = "" if "/" in program else " on its PATH"
+    return [f"wire.python: this machine has no program {program!r}{where}; no worker could encode or decode"]
 
 
 def _command(command: Command) -> str:

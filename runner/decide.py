@@ -206,9 +206,10 @@ class Verdict:
         """Why the round doesn't count; None where it does."""
         if len(self.survivors) >= self.quorum:
             return None
-        return (
-            f"quorum missed: {len(self.survivors)} delivered, {len(self.failed)} failed, {self.quorum} needed"
-        )
+        said = f"quorum missed: {len(self.survivors)} delivered, {len(self.failed)} failed"
+        taking_part = len({*self.survivors, *self.failed, *self.late})
+        few = f", but only {taking_part} took part" if taking_part < self.quorum else ""
+        return f"{said}, {self.quorum} needed{few}"
 
 
 class Round:

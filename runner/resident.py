@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from runner.connection import Connection, Ended, Sink
+from runner.connection import Connection, Cut, Ended, Sink, Transferred
 from runner.errors import CommandError, RunError, WorkerError
 from runner.grouped import leaf
 from runner.job import Command
@@ -99,8 +100,29 @@ class Resident:
         self.address = connection.address
         self.folder = connection.folder
         self.facts = connection.facts
-        self.push = connection.push
-        self.pull = connection.pull
+        self._asking = False
+
+    @property
+    def injected(self) -> str | None:
+        """The fault put in that the last call met."""
+        fault: str | None = getattr(self._connection, "injected", None)
+        # a slow transfer before it is not what the command met
+        return None if self._asking and fault == "slow" else fault
+
+    @property
+    def cut(self) -> Cut | None:
+        """How far the last transfer came, where the wrapped connection knows."""
+        return getattr(self._connection, "cut", None)
+
+    async def push(self, source: Path, target: str) -> Transferred:
+        """Push by the wrapped connection."""
+        self._asking = False
+        return await self._connection.push(source, target)
+
+    async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
+        """Pull by the wrapped connection."""
+        self._asking = False
+        return await self._connection.pull(source, target, max_bytes=max_bytes)
 
     async def exec(
         self,
@@ -118,6 +140,7 @@ class Resident:
             CommandError: it could not be started, or its answer makes no sense.
             ConnectionLostError: the machine is gone.
         """
+        self._asking = True
         self._answers.output = output
         if self._gone.is_set():  # since the last round
             await self._end(0)

@@ -62,6 +62,13 @@ def test_check_warns(tmp_path: Path):
     assert "policy.quorum is 1" in out
 
 
+@pytest.mark.parametrize("program", ["no-such-python", "/no/such/python"])
+def test_check_warns_of_a_python_for_the_wire_that_is_not_there(tmp_path: Path, program: str):
+    out = runner("check", write_job(tmp_path, wire={"pull": "int8", "python": program})).stdout
+    assert f"no program '{program}'" in " ".join(out.split())
+    assert "wire.python" not in runner("check", write_job(tmp_path, wire={"pull": "int8"})).stdout
+
+
 def test_check_of_wrong_jobs(tmp_path: Path):
     job = write_job(tmp_path)
     (tmp_path / "params.npy").write_bytes(b"nothing of the kind")

@@ -176,6 +176,11 @@ def test_the_deadline_blames_who_is_still_busy():
     assert made.verdict().reason == "quorum missed: 1 delivered, 1 failed, 2 needed"
 
 
+def test_a_round_that_too_few_took_part_in_says_so():
+    verdict = Verdict((), (0, 1, 2), (3,), 16)
+    assert verdict.reason == "quorum missed: 0 delivered, 3 failed, 16 needed, but only 4 took part"
+
+
 def test_a_round_that_can_not_meet_its_quorum_is_not_waited_for():
     made = Round(0, [0, 1, 2], Rules(quorum=3))
     made.start()

@@ -93,6 +93,17 @@ def test_what_goes_wrong_costs_one_round(tmp_path: Path, fault: str, error: str)
     assert not list(processes_under(tmp_path))
 
 
+def test_a_command_killed_on_purpose_is_logged_as_such(tmp_path: Path):
+    chaos = tmp_path / "chaos.toml"
+    chaos.write_text('faults_per_hour = 3600\nper_worker = true\nkinds = ["kill"]\nseed = 3\n')
+    made = job(tmp_path, "time.sleep(600)", train={"timeout_s": 60}, policy={"quorum": 1, "round_retries": 0})
+    run = start(made, "-q", "--chaos", chaos, code=None)
+    failed = [e for e in run.kind("exec") if e["error"]]
+    assert failed
+    assert {e["injected"] for e in failed} == {"kill"}
+    assert not processes_under(tmp_path)
+
+
 def test_weights_that_are_promised_and_not_there(tmp_path: Path):
     lie = "os.write(1, b'\\nroundlog:{\"round\": 1}\\n'); continue"
     run = start(job(tmp_path, lie, policy={"quorum": 1, "backoff_s": 0}))
