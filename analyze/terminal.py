@@ -14,7 +14,7 @@ from analyze.gantt import Chart, cells, states_of, ticks
 from analyze.glyphs import COLOURS
 from schemas.text import duration, printable
 
-SHORTEST = 8
+SHORTEST = 12
 """Text is not shortened to fewer cells than this to make a table fit."""
 
 

@@ -332,7 +332,7 @@ def test_a_table_wider_than_the_paper_is_cut_and_says_so(analyze, demo):
     assert code == 0
     assert max(map(len, lines)) <= 60
     assert lines[2].startswith(f"{logs.RUN}  digits  2026-")
-    assert "columns left out: survivors, last metric; a pipe gets all" in " ".join(lines[3:])
+    assert "columns left out: status, survivors, last metric; a pipe gets all" in " ".join(lines[3:])
     assert "(cut to fit" not in analyze("runs", demo)[1], "a pipe gets all"
 
 
