@@ -119,14 +119,12 @@ class SshConnection:
     """A worker on another machine."""
 
     def __init__(self, connection: asyncssh.SSHClientConnection, machines: Machines, rank: int) -> None:
-        self._connection = connection
-        self._machines = machines
-        self._rank = rank
-        host = machines.hosts[rank]
+        self._connection, self._machines, self._rank = connection, machines, rank
+        host = self._host = machines.hosts[rank]
+        self._fed = 0  # commands with shells of their own, which no new shell may end
         self._mark = f"{machines.run}.{rank}."
         root = PurePosixPath(host.folder or ".roundlog")
         self._asked_folder = str(root / machines.run / str(rank))
-        self._host = host
         self._shell: ChannelShell | None = None
         self._bulk: BulkShell | None = None
         known_hosts = machines.folder / f"host-key-{rank}"
@@ -290,7 +288,8 @@ class SshConnection:
             async with self._lock:
                 shell = await self._ready()
                 return await self._run(shell, line, command, output, expect)
-        shell = await self._open()
+        shell = await self._open(sweep=False)
+        self._fed += 1
         try:
             async with trio.open_nursery() as nursery:
                 started = trio.Event()
@@ -299,6 +298,7 @@ class SshConnection:
                 nursery.cancel_scope.cancel()
             return ended
         finally:
+            self._fed -= 1
             shell.drop()
 
     async def _run(  # noqa: PLR0917 - one caller inside, one with all of them
@@ -405,7 +405,7 @@ class SshConnection:
         if self._shell is not None and self._shell.cause:
             raise ConnectionLostError(self._shell.last_words())
         if self._shell is None or self._shell.gone.is_set():
-            self._shell = await self._open()
+            self._shell = await self._open(sweep=not self._fed)
         return self._shell
 
     async def _ready_for(self, size: int) -> Shell:
@@ -423,9 +423,9 @@ class SshConnection:
         shell.companion = self._bulk
         return shell if self._bulk is None else self._bulk
 
-    async def _open(self) -> ChannelShell:
-        """Start a shell; it says what there is over there."""
-        shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder)
+    async def _open(self, *, sweep: bool) -> ChannelShell:
+        """Start a shell; it says what there is over there. `sweep`: what is left running is ended."""
+        shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder, sweep=sweep)
         self.facts = await self._greeted(shell)
         return shell
 

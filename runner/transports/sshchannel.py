@@ -41,8 +41,10 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
         """Another way to the same machine, which is lost with this one."""
 
     @classmethod
-    async def open(cls, connection: asyncssh.SSHClientConnection, mark: str, folder: str) -> ChannelShell:
-        """Start a shell and feed it the script.
+    async def open(
+        cls, connection: asyncssh.SSHClientConnection, mark: str, folder: str, *, sweep: bool
+    ) -> ChannelShell:
+        """Start a shell and feed it the script; `sweep`: let it end what is left running.
 
         Raises:
             ConnectionLostError: no shell could be had.
@@ -64,7 +66,7 @@ class ChannelShell(Shell, asyncssh.SSHClientSession[bytes]):
             except (asyncssh.Error, OSError) as e:
                 raise ConnectionLostError(f"no shell could be started: {_first_line(e)}") from e
             await trio.sleep((0.5 + random.random()) * 0.1 * 2**number)
-        await shell.send(sshscript.script(token, mark, folder))
+        await shell.send(sshscript.script(token, mark, folder, sweep=sweep))
         return shell  # type: ignore[no-any-return] # asyncssh gives back what the factory made
 
     # -- what asyncssh calls
