@@ -163,6 +163,8 @@ class Loader:
         """Take out the events of a file that could not be read to its end, but for lines it had before."""
         for kind, pile in self._piles.items():
             del pile[self._begun.get(kind, 0) :]
+        for run in () if begun else log.runs:
+            del self._runs[log.log_no, run]
         for table in EVENT_TABLES if log.runs else ():
             self._con.execute(
                 f"DELETE FROM {table} WHERE run_no IN (SELECT unnest(?)) AND line > ?",  # noqa: S608 - our own name

@@ -167,3 +167,4 @@ def test_a_file_that_can_not_be_read_to_its_end_leaves_nothing(con, tmp_path, mo
     loader.finish()
     found = con.execute("SELECT count(*), count(DISTINCT run_no) FROM store.events").fetchone()
     assert found == (log.events, 1)
+    assert con.execute("SELECT log_no FROM store.runs").fetchall() == [(log.log_no,)]
