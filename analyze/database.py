@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,20 +206,16 @@ def opened(
             database.logs = [log for log in found.logs if log.twin is None]
             database.twins = [log for log in found.logs if log.twin is not None]
             database.problems = [log.problem for log in found.logs if log.problem]
-            _make_views(con, documented=documented)
         else:
-            make_tables(con)
-            # Making the views takes as long as loading some 80,000 events, and a processor is free meanwhile.
-            with ThreadPoolExecutor(1) as pool, con.cursor() as other:
-                views = pool.submit(_make_views, other, documented=documented)
-                _load(database, once)
-                views.result()
+            _load(database, once)
         if not any(log.events for log in database.logs):
             raise _nothing(database, once)
+        _make_views(con, documented=documented)
         yield database
 
 
 def _load(database: Database, paths: Sequence[Path]) -> None:
+    make_tables(database.con)
     loader = Loader(database.con)
     for path in paths:
         try:
