@@ -25,12 +25,13 @@ from runner.errors import CommandError, ConnectionLostError, TransferError, Work
 from runner.hosts import Host, Ssh
 from runner.job import Command
 from runner.transports import sshbulk, sshscript
+from runner.transports import sshrequests as requests
 from runner.transports.sshbulk import BulkShell
 from runner.transports.sshchannel import ChannelShell, lost
 from runner.transports.sshlogin import HostKeys, login
 from runner.transports.sshpulse import Pulse
-from runner.transports.sshtalk import Shell, exit_code, feed, refusal, take_fact, told, unstartable
-from schemas.text import printable
+from runner.transports.sshrequests import Greeting
+from runner.transports.sshtalk import Shell, exit_code, feed, number, size_or_none
 
 _AT_ONCE = 8
 """Logins to one server at a time: less than its MaxStartups."""
@@ -144,8 +145,9 @@ class SshConnection:
         async with self._lock:
             shell = await self._ready()
             sent = time.time()
-            await shell.ask("say pong")
-            await self._expect(shell, "pong")
+            with self._in_time():
+                await shell.ask("say pong")
+                await shell.expect("pong")
             trip = time.time() - sent
         facts = dict(self.facts)
         clock = facts.pop("clock_s", None)
@@ -166,21 +168,34 @@ class SshConnection:
             sha256 = await self._machines.sha256(source, status)
         except OSError as e:
             raise TransferError(f"{said}: {e.strerror}") from e
-        large = status.st_size >= sshscript.RESUMED_BYTES
+        there, size = 0, status.st_size
+        file = requests.File(source, name, size, sha256, executable=bool(status.st_mode & 0o100))
+        large = size >= sshscript.RESUMED_BYTES
         try:
-            if status.st_size >= _BULK_BYTES:
-                async with self._transfer(status.st_size, said) as shell:
-                    sent = await self._put(shell, source, name, status, sha256, resumed=True)
-                    if sent is not None:
-                        return sent
-            async with self._transfer(status.st_size, said) as shell:
-                sent = await self._put(shell, source, name, status, sha256, resumed=False)
+            if size >= _BULK_BYTES:
+                async with self._transfer(size, said) as shell:
+                    there = await requests.there(shell, file)
+                    if there == size:
+                        return Transferred(size, size)
+                    there = there if large else 0
+                    refused = await self._put(shell, file, there)
+            if size < _BULK_BYTES or (there and refused):  # what was there turned out to be of another file
+                there = 0
+                async with self._transfer(size, said) as shell:
+                    refused = await self._put(shell, file, there)
         except trio.Cancelled:  # not cut off, but wanted no more
             if large:
                 await self._forget(name)
             raise
-        assert sent is not None  # noqa: S101 - or it has raised
-        return sent
+        if refused is not None:
+            raise TransferError(f"can't push {source} to {name}: {refused}")
+        return Transferred(size, there)
+
+    async def _put(self, shell: Shell, file: requests.File, there: int) -> str | None:
+        refused = await requests.put(shell, file, there, hashed=self.facts.get("hash") != "none")
+        if refused is not None:
+            await self._give_up(shell)
+        return refused
 
     @asynccontextmanager
     async def _transfer(self, size: int, said: str) -> AsyncIterator[Shell]:
@@ -196,44 +211,13 @@ class SshConnection:
                 await self._give_up(shell)
                 raise
 
-    async def _put(
-        self, shell: Shell, source: Path, name: str, status: os.stat_result, sha256: str, *, resumed: bool
-    ) -> Transferred | None:
-        """Send a file, or what is missing of it; None if what is there turned out to be of another one.
-
-        `resumed`: look for what is there.
-        """
-        there, size = 0, status.st_size
-        mode = "700" if status.st_mode & 0o100 else "600"
-        word = sshscript.path(name)
-        if resumed:
-            await shell.ask(f"there {word} {size} {sha256}")
-            found = (await self._expect(shell, "there"))[1]
-            if found == "whole":
-                return Transferred(size, size)
-            there = int(found) if size >= sshscript.RESUMED_BYTES and int(found) < size else 0
-        wanted = sha256 if self.facts.get("hash") != "none" else "size"
-        await shell.ask(f"put {word} {size - there} {wanted} {mode} {there}")
-        with suppress(ConnectionLostError):  # what it said before it left is still to be heard
-            await shell.send_file(source, there, size - there)
-        said = await self._expect(shell, "ok", "bad")
-        if said[0] == "ok":
-            return Transferred(size, there)
-        await self._give_up(shell)
-        if there:
-            return None
-        raise TransferError(f"can't push {source} to {name}: {told(said[1:])}")
-
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
         """Fetch a file; of a large one, what a cut transfer left is used."""
         name = checked_name(source)
         part = target.with_name(f".{target.name}.part")
         try:
             async with self._transfer(max_bytes, f"can't pull {source}") as shell:
-                try:
-                    return await self._get(shell, name, target, part, max_bytes)
-                finally:
-                    shell.taken = None
+                return await requests.get(shell, name, target, part, max_bytes)
         except trio.Cancelled:
             part.unlink(missing_ok=True)
             raise
@@ -241,34 +225,6 @@ class SshConnection:
             with suppress(OSError):
                 if part.stat().st_size < sshscript.RESUMED_BYTES:
                     part.unlink()
-
-    async def _get(self, shell: Shell, name: str, target: Path, part: Path, max_bytes: int) -> Transferred:
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(part.lstat().st_mode) or part.stat().st_size < sshscript.RESUMED_BYTES:
-                part.unlink()
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "ab", buffering=0) as file:
-            there = file.tell()
-            shell.taken = file.write
-            await shell.ask(f"get {sshscript.path(name)} {max_bytes} {there}")
-            said = await self._expect(shell, "raw", "no")
-            if said[0] == "no":
-                raise TransferError(f"can't pull {name}: {refusal(said[1:], max_bytes)}")
-            if int(said[2]) != there:  # what is here is of another file
-                file.truncate(0)
-                there = 0
-            size, theirs = (await self._expect(shell, "sum"))[1:3]
-            shell.taken = None
-            length = file.tell()
-        if length > _INLINE_BYTES:
-            ours = await trio.to_thread.run_sync(sha256_of, part)
-        else:
-            ours = sha256_of(part)
-        if length != int(size) or theirs not in {ours, "none"}:
-            part.unlink()
-            raise TransferError(f"can't pull {name}: it changed on its way or while it was read")
-        part.replace(target)
-        return Transferred(length, there)
 
     async def exec(
         self,
@@ -315,15 +271,15 @@ class SshConnection:
         try:
             await shell.ask(line)
             shell.sink = output
-            said = await self._expect(shell, "pid", "nostart", "stuck")
+            said = await shell.expect("pid", "nostart", "stuck")
             if said[0] == "nostart":
-                raise CommandError(f"can't start {program!r}: {unstartable(said[1:])}")
+                raise CommandError(f"can't start {program!r}: {requests.unstartable(said[1:])}")
             if said[0] == "stuck":
-                raise CommandError(f"can't remove a file of before: {told(said[1:])}")
-            pid = int(said[1])
+                raise CommandError(f"can't remove a file of before: {requests.told(said[1:])}")
+            pid = number(said, 1)
             if started is not None:
                 started()
-            said = await self._expect(shell, "end")
+            said = await shell.expect("end")
         except ConnectionLostError:
             self._shell = None if shell is self._shell else self._shell
             raise
@@ -334,22 +290,23 @@ class SshConnection:
             raise
         finally:
             shell.sink = None
-        code = int(said[1])
-        sizes = {name: int(size) for name, size in zip(expect, said[3:], strict=False) if size.isdigit()}
+        code = exit_code(number(said, 1))
+        found = zip(expect, map(size_or_none, said[3:]), strict=False)
+        sizes = {name: size for name, size in found if size is not None}
         if code in {126, 127} and not isinstance(command, str):
             raise CommandError(f"can't start {program!r}: it can't be executed over there")
-        return Ended(code - 256 if code > 255 else exit_code(code), sizes)
+        return Ended(code, sizes)
 
     async def _kill(self, shell: Shell, pid: int | None) -> None:
         """End a command over a second channel, and wait for the shell to say so."""
         with self._cleaning(), suppress(WorkerError, ValueError):
             while pid is None:
-                said = await self._expect(shell, "pid", "nostart", "stuck")
+                said = await shell.expect("pid", "nostart", "stuck")
                 if said[0] != "pid":
                     return
-                pid = int(said[1])
+                pid = number(said, 1)
             await self._aside(sshscript.request_kill(pid, self._mark))
-            await self._expect(shell, "end")
+            await shell.expect("end")
             return
         shell.drop()  # what it says would be of this command
         self._shell = None if shell is self._shell else self._shell
@@ -387,7 +344,7 @@ class SshConnection:
                     mine, of_run = (sshscript.quoted(str(path)) for path in (folder, folder.parent))
                     away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
                     await shell.ask(f'endall{away}; say ended "$n"')
-                    await self._expect(shell, "ended")
+                    await shell.expect("ended")
                     await shell.end(patience_s)
             await self.let_go()
 
@@ -425,47 +382,40 @@ class SshConnection:
 
     async def _open(self, *, sweep: bool) -> ChannelShell:
         """Start a shell; it says what there is over there. `sweep`: what is left running is ended."""
-        shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder, sweep=sweep)
-        self.facts = await self._greeted(shell)
+        with self._in_time():
+            shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder, sweep=sweep)
+            greeting = await self._greeted(shell)
+        self.folder, self.facts = greeting.folder, greeting.facts
         return shell
 
     async def _open_bulk(self, words: list[str]) -> BulkShell:
         async with self._machines.logins(self._host):
             shell = await BulkShell.open(words, self._mark, self._asked_folder)
             try:
-                await self._greeted(shell)
+                with self._in_time():
+                    await self._greeted(shell)
             except BaseException:
                 await shell.reap()
                 raise
         return shell
 
-    async def _greeted(self, shell: Shell) -> dict[str, str | int | float]:
-        """Return what a new shell says of the machine.
+    async def _greeted(self, shell: Shell) -> Greeting:
+        """Return what a new shell says of itself and the machine."""
+        try:
+            greeting = await requests.greeted(shell, self._asked_folder)
+        except BaseException:
+            shell.drop()
+            raise
+        self.ended += greeting.ended
+        return greeting
 
-        Raises:
-            TransferError: the worker's folder can't be made.
-            ConnectionLostError: it doesn't answer.
-        """
-        facts: dict[str, str | int | float] = {}
-        with trio.move_on_after(self._machines.ssh.connect_s):
-            while True:
-                said = await shell.hear()
-                match said[0]:
-                    case "nofolder":
-                        raise TransferError(
-                            f"can't make the worker's folder {self._asked_folder}: {told(said[1:])}; "
-                            "name another with folder = ..."
-                        )
-                    case "folder":
-                        self.folder = " ".join(said[1:])
-                    case "ended":
-                        self.ended += int(said[1])
-                    case "fact":
-                        take_fact(facts, said[1], printable(" ".join(said[2:]))[:100])
-                    case "ready":
-                        return facts
-        shell.drop()
-        raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Give the far side as long to answer as a connection may take."""
+        with trio.move_on_after(self._machines.ssh.connect_s) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise ConnectionLostError("its shell does not answer; does a start-up file take it over?")
 
     @contextmanager
     def _cleaning(self) -> Iterator[float]:
@@ -491,10 +441,3 @@ class SshConnection:
         script = f"NL='\n'\ncd {sshscript.quoted(self.folder)} && rm -f {sshscript.path(str(part))}\nexit 0\n"
         with self._cleaning(), suppress(WorkerError):
             await self._aside(script.encode("utf-8", "surrogateescape"))
-
-    async def _expect(self, shell: Shell, *kinds: str) -> list[str]:
-        """Return the next message, which must be one of these."""
-        said = await shell.hear()
-        if said[0] not in kinds:
-            raise ConnectionLostError(f"its shell said {printable(' '.join(said))[:100]!r} out of turn")
-        return said

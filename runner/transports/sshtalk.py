@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -16,7 +16,23 @@ from runner.errors import ConnectionLostError
 from schemas.text import printable
 
 _MAX_LINE_BYTES = 1 << 16
+_MAX_MESSAGES = 1000
+"""Unheard; no answer has so many."""
+_MAX_DIGITS = 18
 _COMPLAINT_BYTES = 2000
+_MAX_EXIT_CODE = 255
+
+
+class Taker(Protocol):
+    """Takes a file that a shell sends."""
+
+    def begin(self, count: int, offset: int) -> None:
+        """Get ready for so many bytes, from that one on; raise ConnectionLostError if they are not wanted."""
+        ...
+
+    def write(self, data: bytes) -> object:
+        """Take some of them."""
+        ...
 
 
 class Shell(ABC):
@@ -39,8 +55,8 @@ class Shell(ABC):
         """Why the connection that it was on has ended, if it has."""
         self.sink: Sink | None = None
         """Takes what is printed."""
-        self.taken: Callable[[bytes], object] | None = None
-        """Takes the data that it sends."""
+        self.taker: Taker | None = None
+        """Takes the file that it sends."""
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -81,6 +97,17 @@ class Shell(ABC):
             await self._more()
         return self._messages.popleft()
 
+    async def expect(self, *kinds: str) -> list[str]:
+        """Return the words of the next message, which must be one of these.
+
+        Raises:
+            ConnectionLostError: it is another, or there will be none.
+        """
+        said = await self.hear()
+        if said[0] not in kinds:
+            raise out_of_turn(said)
+        return said
+
     async def ask(self, line: str) -> None:
         """Send a request."""
         await self.send(line.encode("utf-8", "surrogateescape") + b"\n")
@@ -93,8 +120,8 @@ class Shell(ABC):
             if self._raw_left:
                 piece = data[: self._raw_left]
                 self._raw_left -= len(piece)
-                if self.taken is not None:
-                    self.taken(piece)
+                if self.taker is not None:
+                    self.taker.write(piece)
                 data = data[len(piece) :]
                 continue
             data = self._held + data
@@ -120,8 +147,14 @@ class Shell(ABC):
 
     def _hear(self, line: str) -> None:
         words = line.split(" ")
-        if words[0] == "raw" and len(words) > 1 and words[1].isdigit():
-            self._raw_left = int(words[1])
+        if len(self._messages) >= _MAX_MESSAGES:
+            raise out_of_turn(words)
+        if words[0] == "raw":
+            count, offset = number(words, 1), number(words, 2)
+            if self.taker is None:
+                raise out_of_turn(words)
+            self.taker.begin(count, offset)
+            self._raw_left = count
         self._messages.append(words)
 
     def last_words(self) -> str:
@@ -149,43 +182,33 @@ def _overlap(data: bytes, marker: bytes) -> int:
     return next((n for n in range(longest, 0, -1) if data.endswith(marker[:n])), 0)
 
 
-def exit_code(code: int) -> int:
-    """Return the exit code as processes have it: a shell says 128 and the signal's number."""
-    ended = code - 128
-    return -ended if ended in set(signal.Signals) else code
+def exit_code(status: int) -> int:
+    """Return the exit code as processes have it: a shell says 128 (Korn's: 256) and the signal's number."""
+    ended = status - (256 if status > _MAX_EXIT_CODE else 128)
+    return -ended if ended in set(signal.Signals) else status
 
 
-def take_fact(facts: dict[str, str | int | float], name: str, value: str) -> None:
-    """Add what a shell says of its machine; sizes in bytes, numbers as numbers."""
-    if name.endswith("_kib"):
-        name, value = name.replace("_kib", "_bytes"), str(int(value) * 1024) if value.isdigit() else ""
-    if value:
-        facts[name] = int(value) if value.isdigit() else value
+def number(words: list[str], index: int) -> int:
+    """Return a word of a message that must be a whole number, such as a size in bytes.
+
+    Raises:
+        ConnectionLostError: it is none.
+    """
+    word = words[index] if index < len(words) else ""
+    if not _is_number(word):
+        raise out_of_turn(words)
+    return int(word)
 
 
-def refusal(words: list[str], max_bytes: int) -> str:
-    """Return why a file is not sent, in words."""
-    match words[0]:
-        case "such":
-            return "No such file or directory: nothing is there"
-        case "large":
-            return f"it has {words[1]} bytes, more than {max_bytes}"
-        case "regular":
-            return "it is no regular file"
-        case _:
-            return "it can't be read"
+def size_or_none(word: str) -> int | None:
+    """Return a size in bytes; None of what isn't one."""
+    return int(word) if _is_number(word) else None
 
 
-def unstartable(words: list[str]) -> str:
-    """Return why a program can't be started."""
-    if words == ["there"]:
-        return (
-            "it is there but can't be executed, for want of permission or in a folder mounted noexec; "
-            "name what is to read it first, as in sh script.sh"
-        )
-    return "no such program over there"
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS
 
 
-def told(words: list[str]) -> str:
-    """Return what a tool over there complained about."""
-    return printable(" ".join(words).strip())[:200] or "it failed"
+def out_of_turn(words: list[str]) -> ConnectionLostError:
+    """Return what a message is told as that was not to be expected."""
+    return ConnectionLostError(f"its shell said {printable(' '.join(words))[:100]!r} out of turn")
