@@ -191,9 +191,9 @@ class ChaosConnection:
             self._injected = None  # the command had ended just before: nothing was struck
         return ended
 
-    async def close(self, *, done: bool = False) -> None:
+    async def close(self, *, done: bool = False) -> bool:
         """Close what is wrapped."""
-        await self._connection.close(done=done)
+        return await self._connection.close(done=done)
 
     async def _struck(
         self, do: Callable[[], Awaitable[Given]], strike: Callable[[signal.Signals], bool] | None = None

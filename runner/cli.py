@@ -328,8 +328,14 @@ def _execute(
         for line in recent.lines() if quiet else ():
             _say(line)
         _say(f"what was printed: {folder.folder / 'output'}")
-    if coordinator.resumable and not quiet and (result is None or result.status != "completed"):
-        _say(f"to go on: runner resume {folder.log}")
+    completed = result is not None and result.status == "completed"
+    for worker in () if quiet else coordinator.out_of_reach:
+        _say(f"{worker} was out of reach at the end: what it ran may still run there")
+    if coordinator.out_of_reach and completed and not quiet:
+        _hint(f"their processes there have ROUNDLOG_PROCESS={folder.run}.RANK. in their environment")
+    if coordinator.resumable and not quiet and not completed:
+        ending = ", which ends that first" if coordinator.out_of_reach else ""
+        _say(f"to go on: runner resume {folder.log}{ending}")
     if result is not None and not quiet and result.params is not None:
         _say(f"params: {result.params}")
         _say(f"report: analyze report {folder.log}")

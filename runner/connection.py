@@ -112,11 +112,14 @@ class Connection(Protocol):
         """
         ...
 
-    async def close(self, *, done: bool = False) -> None:
+    async def close(self, *, done: bool = False) -> bool:
         """End what is left of the commands and let go of the worker; once more is fine.
 
         Args:
             done: the run is complete, so that nothing of it need stay on another machine.
+
+        Returns:
+            Whether all is known to have ended; if not, the machine was out of reach.
         """
         ...
 

@@ -128,6 +128,11 @@ class Coordinator:
         """Whether there is a run to go on with."""
         return self._params is not None
 
+    @property
+    def out_of_reach(self) -> list[str]:
+        """The workers, in words, that nobody could tell to end what they run."""
+        return self._fleet.out_of_reach()
+
     def _current(self) -> CurrentParams:
         assert self._params is not None  # noqa: S101 - no round begins without
         return self._params

@@ -36,6 +36,8 @@ class Worker:
         """Its connection as it was last handed out, and for which round and attempt."""
         self.ending = "cancelled"
         """Why what it does is being cancelled."""
+        self.out_of_reach = ""
+        """Where it was when contact was lost; what it ran may still run there."""
 
 
 class Fleet:
@@ -88,7 +90,7 @@ class Fleet:
             except WorkerError as e:
                 self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
                 raise
-            worker.has_files = False
+            worker.has_files, worker.out_of_reach = False, ""
             facts = dict(worker.connection.facts)
             price = self.loaded.job.price(rank)
             if price is not None:
@@ -133,8 +135,8 @@ class Fleet:
         worker = self.worker(rank)
         connection, worker.connection, worker.traced = worker.connection, None, None
         self._down(rank, round, reason, detail, for_good=for_good, injected=injected)
-        if connection is not None:
-            await connection.close()
+        if connection is not None and not await connection.close():
+            worker.out_of_reach = connection.address
 
     async def close(self, *, done: bool = False) -> None:
         """Let go of all workers at the end of a run; `done`: it is complete."""
@@ -142,8 +144,22 @@ class Fleet:
             for worker in self._workers.values():
                 worker.output.close()
                 if worker.connection is not None:
-                    nursery.start_soon(partial(worker.connection.close, done=done))
+                    nursery.start_soon(partial(self._part, worker, worker.connection, done=done))
                     worker.connection = worker.traced = None
+
+    def out_of_reach(self) -> list[str]:
+        """Return, in words, the workers that nobody could tell to end what they run."""
+        return [
+            f"worker {worker.rank} ({worker.out_of_reach})"
+            for worker in self._workers.values()
+            if worker.out_of_reach
+        ]
+
+    async def _part(self, worker: Worker, connection: Connection, *, done: bool) -> None:
+        if not await connection.close(done=done):
+            worker.out_of_reach = connection.address
+            said = "it did not answer at the end of the run: what it ran may still run there"
+            self._down(worker.rank, None, "lost", said, for_good=False)
 
     def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:
         try:
@@ -152,7 +168,14 @@ class Fleet:
             raise TransferError(f"can't read the files to send: {e}") from e
 
     def _down(
-        self, rank: int, round: int, reason: str, detail: str, *, for_good: bool, injected: str | None
+        self,
+        rank: int,
+        round: int | None,
+        reason: str,
+        detail: str,
+        *,
+        for_good: bool,
+        injected: str | None = None,
     ) -> None:
         down = WorkerDown(reason=reason, detail=detail, for_good=for_good, injected=injected)
         self.recorder.emit(down, round=round, rank=rank)

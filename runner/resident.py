@@ -174,10 +174,10 @@ class Resident:
             raise CommandError("the resident command ended before it had answered")
         return self._ended
 
-    async def close(self, *, done: bool = False) -> None:
+    async def close(self, *, done: bool = False) -> bool:
         """Let the command end, then let go of the worker."""
         await self._end(_LEAVE_S)
-        await self._connection.close(done=done)
+        return await self._connection.close(done=done)
 
     def _start(self, command: Command, env: Mapping[str, str]) -> None:
         self._requests, requests = trio.open_memory_channel[bytes](1)

@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import logs
 import pytest
+from sshd import Sshd
 
 from analyze.cli import run
 from runner.output import Output
@@ -47,6 +48,16 @@ def output(tmp_path: Path) -> Iterator[Output]:
     """Keep up to a gigabyte of what commands print."""
     with Output(tmp_path / "output.log", 1_000_000_000) as kept:
         yield kept
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Sshd]:
+    """Run an OpenSSH server on loopback."""
+    made = Sshd(tmp_path / "sshd")
+    try:
+        yield made.start()
+    finally:
+        made.stop()
 
 
 @pytest.fixture

@@ -7,55 +7,16 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from jobs import COPY, Started, environ, eventually, read_log, runner, start, write_job
+from jobs import COPY, Started, environ, eventually, runner, start, write_job
 from sshd import Sshd, make_key
+from sshjobs import BUSY, host, job, left_running, wait_for
 
 from runner.hosts import parse_target
-
-MARKS = "ROUNDLOG_PROCESS="
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Sshd]:
-    made = Sshd(tmp_path / "sshd")
-    try:
-        yield made.start()
-    finally:
-        made.stop()
-
-
-def host(server: Sshd, **more: Any) -> dict[str, Any]:
-    return {
-        "host": server.address,
-        "port": server.port,
-        "key": str(server.key),
-        "host_key": server.host_key,
-        "folder": str(server.home / "work"),
-        **more,
-    }
-
-
-def job(folder: Path, hosts: list[dict[str, Any]], **changes: Any) -> Path:
-    return write_job(folder, **{"workers": None, "worker": hosts, **changes})
-
-
-def left_running(run: str) -> list[int]:
-    """Return the processes of a run, wherever they are."""
-    mark = f"{MARKS}{run}.".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            found += [int(entry.parent.name)] if mark in entry.read_bytes() else []
-        except OSError:
-            continue
-    return found
 
 
 def test_two_workers_on_one_host(tmp_path: Path, server: Sshd):
@@ -132,11 +93,6 @@ def test_only_the_key_that_is_given_is_offered(tmp_path: Path, server: Sshd):
     assert len(set(re.findall(r"Failed publickey .* (SHA256:\S+)", server.log))) == 1
 
 
-BUSY = (
-    "[ $ROUNDLOG_RANK != 1 ] || [ $ROUNDLOG_ROUND != 1 ] || [ -e ../once ] || { touch ../once; sleep 600; }; "
-)
-
-
 def test_a_frozen_server_is_noticed(tmp_path: Path, server: Sshd, tmp_path_factory: pytest.TempPathFactory):
     other = Sshd(tmp_path_factory.mktemp("other")).start()
     try:
@@ -163,13 +119,6 @@ def test_a_frozen_server_is_noticed(tmp_path: Path, server: Sshd, tmp_path_facto
         other.stop()
 
 
-def wait_for(started: Started, text: str, count: int) -> list[Path]:
-    eventually(
-        lambda: any(log.read_text().count(text) >= count for log in started.runs.glob("*.jsonl")), text
-    )
-    return list(started.runs.glob("*.jsonl"))
-
-
 def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     hosts = [host(server), host(server)]
     train = {"command": BUSY + COPY}
@@ -184,24 +133,6 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     assert run.kind("round_end")[-1]["survivors"] == 2
     assert run.kind("worker_up")[-1]["facts"].get("left_running", 0) >= 0
     assert not left_running(run.log.stem)
-
-
-def clients(folder: Path) -> list[int]:
-    """Return the processes of OpenSSH's client that runs below a folder have started."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = entry.read_bytes()
-            ours = b"HostKeyAlias=roundlog-" in words and bytes(folder) in words
-            found += [int(entry.parent.name)] if ours else []
-    return found
-
-
-def large_job(folder: Path, server: Sshd, **changes: Any) -> Path:
-    """Write a job whose params go through OpenSSH's client."""
-    path = job(folder, [host(server), host(server)], train={"command": BUSY + COPY}, **changes)
-    np.save(folder / "params.npy", np.zeros(2_500_000, np.float32))
-    return path
 
 
 def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
@@ -223,6 +154,8 @@ def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
             run = started.end()
     finally:
         jump.stop()
+    assert "worker 0 (ssh:127.0.0.1" in run.err
+    assert "what it ran may still run there" in run.err
     for pid in left_running(run.log.stem):  # nobody can reach it any more
         os.kill(pid, signal.SIGKILL)
     assert run.code == 0
@@ -230,68 +163,6 @@ def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
     lost, refused = run.kind("worker_down")
     assert (lost["rank"], lost["reason"]) == (0, "lost")
     assert refused["detail"] == f"by way of 127.0.0.1:{jump.port}: Connection refused"
-
-
-def test_a_killed_coordinator_s_commands_are_ended_by_resume(tmp_path: Path, server: Sshd):
-    with Started(large_job(tmp_path, server)) as started:
-        (log,) = wait_for(started, '"kind":"exec_start"', 4)
-        eventually(lambda: list(server.home.rglob("once")), "training")
-        assert len(clients(tmp_path)) == 2
-        started.process.kill()
-        started.process.wait()
-    assert left_running(log.stem)
-    done = runner("resume", log)
-    events = read_log(Path(done.stdout.strip()), torn=True)
-    assert events[-1]["status"] == "completed"
-    (resumed,) = [e for e in events if e["kind"] == "run_resume"]
-    assert "left running" in resumed["reason"], "the far side is here, too"
-    assert not left_running(log.stem)
-    assert not clients(tmp_path)
-
-
-def test_a_second_interrupt_says_what_it_leaves(tmp_path: Path, server: Sshd):
-    with Started(large_job(tmp_path, server)) as started:
-        (log,) = wait_for(started, '"kind":"exec_start"', 4)
-        eventually(lambda: list(server.home.rglob("once")), "training")
-        server.signal(signal.SIGSTOP)  # so that the first takes its time
-
-        def ended() -> bool:
-            started.process.send_signal(signal.SIGINT)
-            return started.process.poll() is not None
-
-        eventually(ended, "the end")
-        server.signal(signal.SIGCONT)
-        _, err = started.process.communicate()
-    assert "commands may still run on the workers" in err
-    assert f"runner resume {log}" in err
-    assert not clients(tmp_path)
-    runner("resume", log)
-    assert not left_running(log.stem)
-
-
-@pytest.mark.parametrize("lines", [4, 13, 22])
-def test_an_interrupt_at_any_moment_leaves_nothing(tmp_path: Path, server: Sshd, lines: int):
-    with Started(large_job(tmp_path, server)) as started:
-        wait_for(started, "\n", lines)
-        run = started.end(signal.SIGINT)
-    assert run.code == 130
-    assert not left_running(run.log.stem)
-    assert not clients(tmp_path)
-    assert not list(server.home.rglob(".*.part"))
-    assert not [line for line in run.err.splitlines() if "Warning" in line or "Exception" in line]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing_running(tmp_path: Path, server: Sshd, number: signal.Signals):
-    fork = "sh -c 'sleep 600 & sleep 600' & setsid sleep 600 & sleep 600"
-    with Started(job(tmp_path, [host(server)] * 3, train={"command": fork})) as started:
-        wait_for(started, '"kind":"exec_start"', 3)
-        eventually(lambda: len(left_running(next(started.runs.glob("*.jsonl")).stem)) >= 12, "all processes")
-        run = started.end(number)
-    assert run.code == 128 + number
-    assert run.events[-1]["status"] == "interrupted"
-    eventually(lambda: not left_running(run.log.stem), "their end", 5)
-    assert not [line for line in run.err.splitlines() if "Error" in line or "Warning" in line]
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,11 @@ class LocalConnection:
             await process.wait(), {name: size for name in expect if (size := self._size(name)) is not None}
         )
 
-    async def close(self, *, done: bool = False) -> None:  # noqa: ARG002 - what is here stays
+    async def close(self, *, done: bool = False) -> bool:  # noqa: ARG002 - what is here stays
         """End every process that carries this worker's mark."""
         await in_thread(end_marked, self._mark)
         self._spare.unlink(missing_ok=True)
+        return True
 
     def strike(self, number: signal.Signals) -> bool:
         """Send a signal to the groups of the commands that run; say whether there are any."""

@@ -257,8 +257,9 @@ class SimConnection:
                 self._ready[name] = len(self._report())
         return Ended(0, dict(self._ready))
 
-    async def close(self, *, done: bool = False) -> None:
+    async def close(self, *, done: bool = False) -> bool:  # noqa: ARG002 - nothing is there
         """Do nothing: nothing is open."""
+        return True
 
     def _report(self) -> str:
         return json.dumps({"num_samples": self._samples})

@@ -131,7 +131,7 @@ class SshConnection:
         known_hosts = machines.folder / f"host-key-{rank}"
         self._bulk_command = sshbulk.command(connection, host, machines.ssh, known_hosts)
         self._lock = trio.Lock()
-        self._closed = False
+        self._closed = self._ended_all = False
         self._patience_s = _PATIENCE_S
         self.folder = ""
         self.address = f"ssh:{host.shown}"
@@ -319,34 +319,50 @@ class SshConnection:
         """
         try:
             try:
-                await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
+                done = await aio_as_trio(self._connection.run)("exec /bin/sh", input=script, encoding=None)
             except asyncssh.ChannelOpenError:
                 other = await self._machines.login(self._rank)
                 try:
-                    await aio_as_trio(other.run)("exec /bin/sh", input=script, encoding=None)
+                    done = await aio_as_trio(other.run)("exec /bin/sh", input=script, encoding=None)
                 finally:
                     other.abort()
         except (asyncssh.Error, OSError) as e:
             raise lost(e) from e
+        if done.exit_status is None:
+            raise ConnectionLostError("the connection was lost: nobody says whether it was done")
 
-    async def close(self, *, done: bool = False) -> None:
+    async def close(self, *, done: bool = False) -> bool:
         """End every process that carries this worker's mark, and the connection."""
         if self._closed:
-            return
+            return self._ended_all
         self._closed = True
         with trio.CancelScope(shield=True):
-            with self._cleaning() as patience_s, suppress(WorkerError, ValueError, OSError):
-                shell = self._shell
+            with self._cleaning() as patience_s, suppress(WorkerError, OSError):
                 if self._bulk is not None:
                     await self._bulk.reap()
-                if shell is not None and not self._lock.locked():
-                    folder = PurePosixPath(self._asked_folder)
-                    mine, of_run = (sshscript.quoted(str(path)) for path in (folder, folder.parent))
-                    away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
-                    await shell.ask(f'endall{away}; say ended "$n"')
-                    await shell.expect("ended")
-                    await shell.end(patience_s)
+                await self._end_all(patience_s, done=done)
+                self._ended_all = True
             await self.let_go()
+        return self._ended_all
+
+    async def _end_all(self, patience_s: float, *, done: bool) -> None:
+        """End every process of this worker; `done`: delete its folder, too.
+
+        Raises:
+            WorkerError: nobody can say that it was done.
+        """
+        folder = PurePosixPath(self._asked_folder)
+        mine, of_run = (sshscript.quoted(str(path)) for path in (folder, folder.parent))
+        shell = self._shell
+        if self._connection.is_closed():
+            raise ConnectionLostError("the connection is closed")
+        if shell is None or shell.gone.is_set() or self._lock.locked():
+            await self._aside(sshscript.request_kill(None, self._mark))
+            return
+        away = f"; cd; rm -rf {mine}; rmdir {of_run} 2>/dev/null" if done else ""
+        await shell.ask(f'endall{away}; say ended "$n"')
+        await shell.expect("ended")
+        await shell.end(patience_s)
 
     async def let_go(self) -> None:
         """End the connection alone."""

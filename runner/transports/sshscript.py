@@ -107,6 +107,19 @@ while IFS= read -r L; do eval "$L"; done
 """
 
 
+_KILL_GROUP = """
+kill -TERM -@PID@ 2>/dev/null || kill -TERM @PID@ 2>/dev/null
+i=0
+while kill -0 -@PID@ 2>/dev/null && [ $i -lt 10 ]; do sleep 0.1 2>/dev/null || sleep 1; i=$((i+1)); done
+kill -KILL -@PID@ 2>/dev/null
+"""
+_KILL_MARKED = """
+grep -lsF ROUNDLOG_PROCESS=@MARK@ /proc/[0-9]*/environ 2>/dev/null |
+  while IFS=/ read -r _ _ p _; do kill -KILL "$p" 2>/dev/null; done
+exit 0
+"""
+
+
 def script(token: str, mark: str, folder: str, *, sweep: bool = True) -> bytes:
     """Return what ``/bin/sh`` is fed with to serve a worker.
 
@@ -168,17 +181,10 @@ def request_run(
     )
 
 
-def request_kill(pid: int, mark: str) -> bytes:
+def request_kill(pid: int | None, mark: str) -> bytes:
     """Return a script that ends a process group: gently, after a second by force; then all with the mark."""
-    return f"""
-kill -TERM -{pid} 2>/dev/null || kill -TERM {pid} 2>/dev/null
-i=0
-while kill -0 -{pid} 2>/dev/null && [ $i -lt 10 ]; do sleep 0.1 2>/dev/null || sleep 1; i=$((i+1)); done
-kill -KILL -{pid} 2>/dev/null
-grep -lsF ROUNDLOG_PROCESS={quoted(mark)} /proc/[0-9]*/environ 2>/dev/null |
-  while IFS=/ read -r _ _ p _; do kill -KILL "$p" 2>/dev/null; done
-exit 0
-""".encode()
+    group = "" if pid is None else _KILL_GROUP.replace("@PID@", str(pid))
+    return (group + _KILL_MARKED.replace("@MARK@", quoted(mark))).encode()
 
 
 def _check(words: Iterable[str], program: str) -> None:
