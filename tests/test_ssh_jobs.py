@@ -121,7 +121,8 @@ def test_a_frozen_server_is_noticed(tmp_path: Path, server: Sshd, tmp_path_facto
 
 def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     hosts = [host(server), host(server)]
-    train = {"command": BUSY + COPY}
+    train = {"command": BUSY + COPY, "files": ["data"]}
+    (tmp_path / "data").write_text("sent once")
     with Started(job(tmp_path, hosts, train=train, policy={"quorum": 1}, rounds=3)) as started:
         wait_for(started, '"kind":"exec_start"', 4)
         eventually(lambda: list(server.home.rglob("once")), "training")
@@ -132,6 +133,9 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     assert {e["rank"] for e in run.kind("worker_down")} >= {1}
     assert run.kind("round_end")[-1]["survivors"] == 2
     assert run.kind("worker_up")[-1]["facts"].get("left_running", 0) >= 0
+    sent = [e["reused"] for e in run.kind("push", path="data", error=None)]
+    assert sent[:2] == [0, 0]
+    assert sent[2:] == [9] * (len(sent) - 2) != []
     assert not left_running(run.log.stem)
 
 

@@ -248,6 +248,28 @@ async def test_what_is_there_already_is_not_sent_again(site: Remote, tmp_path: P
 
 
 @pytest.mark.trio
+async def test_a_small_file_is_not_sent_again_to_a_worker_that_is_back(site: Remote, tmp_path: Path):
+    source = made(tmp_path / "source", 1000)
+    empty = made(tmp_path / "empty", 0)
+    first = await site.machines.connect(0)
+    for name in ("a", "folder/b", "c"):
+        assert (await first.push(source, name)).reused == 0
+    assert (await first.push(source, "a")).reused == 0, "where nobody was before, nothing is asked"
+    await first.push(empty, "empty")
+    await first.close()
+    second = await site.machines.connect(0)
+    assert (await second.push(source, "a")).reused == 1000
+    assert (await second.push(source, "folder/b")).reused == 1000
+    await second.push(empty, "empty")
+    assert site.read("empty") == b""
+    source.chmod(0o700)
+    assert (await second.push(source, "c")).reused == 0, "it is to be executable now"
+    assert os.access(site.folder(0) / "c", os.X_OK)
+    assert (await second.push(source, "a")).reused == 0, "the first that isn't there ends the asking"
+    await second.close()
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("trouble", ["absent", "turned away", "silent"])
 async def test_without_the_client_it_goes_the_usual_way(
     site: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str

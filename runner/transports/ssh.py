@@ -132,6 +132,7 @@ class SshConnection:
         self._bulk_command = sshbulk.command(connection, host, machines.ssh, known_hosts)
         self._lock = trio.Lock()
         self._closed = self._ended_all = False
+        self._asks = False  # whether a file may be there already
         self._patience_s = _PATIENCE_S
         self.folder = ""
         self.address = f"ssh:{host.shown}"
@@ -168,28 +169,39 @@ class SshConnection:
             sha256 = await self._machines.sha256(source, status)
         except OSError as e:
             raise TransferError(f"{said}: {e.strerror}") from e
-        there, size = 0, status.st_size
-        file = requests.File(source, name, size, sha256, executable=bool(status.st_mode & 0o100))
-        large = size >= sshscript.RESUMED_BYTES
+        size = status.st_size
+        mode = "700" if status.st_mode & 0o100 else "600"
+        file = requests.File(source, name, size, sha256, mode)
         try:
-            if size >= _BULK_BYTES:
-                async with self._transfer(size, said) as shell:
-                    there = await requests.there(shell, file)
-                    if there == size:
-                        return Transferred(size, size)
-                    there = there if large else 0
-                    refused = await self._put(shell, file, there)
-            if size < _BULK_BYTES or (there and refused):  # what was there turned out to be of another file
+            async with self._transfer(size, said) as shell:
+                there = await self._begins(shell, file)
+                if there is None:
+                    return Transferred(size, size)
+                refused = await self._put(shell, file, there)
+            if there and refused:  # what was there turned out to be of another file
                 there = 0
                 async with self._transfer(size, said) as shell:
                     refused = await self._put(shell, file, there)
         except trio.Cancelled:  # not cut off, but wanted no more
-            if large:
+            if size >= sshscript.RESUMED_BYTES:
                 await self._forget(name)
             raise
         if refused is not None:
             raise TransferError(f"can't push {source} to {name}: {refused}")
         return Transferred(size, there)
+
+    async def _begins(self, shell: Shell, file: requests.File) -> int | None:
+        """Return with which byte the rest of a file begins that isn't there; None if it is there whole.
+
+        It is asked where that may save much, and where an earlier connection may have sent it: the files that
+        are sent once come first, so the first of those that isn't there ends the asking.
+        """
+        if file.size < _BULK_BYTES and not self._asks:
+            return 0
+        there = await requests.there(shell, file)
+        if there is not None:
+            self._asks = False
+        return there if file.size >= sshscript.RESUMED_BYTES or there is None else 0
 
     async def _put(self, shell: Shell, file: requests.File, there: int) -> str | None:
         refused = await requests.put(shell, file, there, hashed=self.facts.get("hash") != "none")
@@ -402,6 +414,7 @@ class SshConnection:
             shell = await ChannelShell.open(self._connection, self._mark, self._asked_folder, sweep=sweep)
             greeting = await self._greeted(shell)
         self.folder, self.facts = greeting.folder, greeting.facts
+        self._asks = greeting.old and sweep
         return shell
 
     async def _open_bulk(self, words: list[str]) -> BulkShell:

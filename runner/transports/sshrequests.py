@@ -29,9 +29,13 @@ _FIGURES = {"cpus", "memory_kib", "disk_free_kib", "gpus", "clock_s"}
 
 @dataclass(slots=True)
 class Greeting:
-    """What a new shell says: the worker's folder, how many leftovers it ended, what the machine is like."""
+    """What a new shell says: the worker's folder, how many leftovers it ended, what the machine is like.
+
+    ``old``: the folder was there already, and perhaps files in it.
+    """
 
     folder: str = ""
+    old: bool = False
     ended: int = 0
     facts: dict[str, str | int | float] = field(default_factory=dict)
 
@@ -54,6 +58,8 @@ async def greeted(shell: Shell, asked_folder: str) -> Greeting:
                 )
             case ["folder", *words]:
                 greeting.folder = " ".join(words)
+            case ["was", age]:
+                greeting.old = age == "old"
             case ["ended", _]:
                 greeting.ended = number(said, 1)
             case ["fact", name, *words] if name in _TEXTS | _FIGURES:
@@ -66,25 +72,25 @@ async def greeted(shell: Shell, asked_folder: str) -> Greeting:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file to send: where it is, its name inside the folder over there, its size in bytes, its hash."""
+    """A file to send: where it is, its name over there, its size in bytes, its hash, its mode in octal."""
 
     source: Path
     name: str
     size: int
     sha256: str
-    executable: bool
+    mode: str
 
 
-async def there(shell: Shell, file: File) -> int:
-    """Return how many bytes of a file are there already: all, or what a cut transfer left.
+async def there(shell: Shell, file: File) -> int | None:
+    """Return how many bytes of a file are there of a transfer that was cut; None if it is there whole.
 
     Raises:
         ConnectionLostError: the shell is gone, or talks nonsense.
     """
-    await shell.ask(f"there {sshscript.path(file.name)} {file.size} {file.sha256}")
+    await shell.ask(f"there {sshscript.path(file.name)} {file.size} {file.sha256} {file.mode}")
     said = await shell.expect("there")
     if said[1:] == ["whole"]:
-        return file.size
+        return None
     found = number(said, 1)
     return found if found < file.size else 0
 
@@ -107,8 +113,7 @@ async def put(shell: Shell, file: File, there: int, *, hashed: bool) -> str | No
     """
     missing = file.size - there
     wanted = file.sha256 if hashed else "size"
-    mode = "700" if file.executable else "600"
-    await shell.ask(f"put {sshscript.path(file.name)} {missing} {wanted} {mode} {there}")
+    await shell.ask(f"put {sshscript.path(file.name)} {missing} {wanted} {file.mode} {there}")
     with suppress(ConnectionLostError):  # what it said before it left is still to be heard
         await shell.send_file(file.source, there, missing)
     said = await shell.expect("ok", "bad")

@@ -51,8 +51,8 @@ marked() { grep -lsF "ROUNDLOG_PROCESS=$1" /proc/[0-9]*/environ 2>/dev/null |
 endall() { n=0; k=1
   while [ $((k)) -gt 0 ] && [ $n -lt 9999 ]; do k=$(marked "$M" | wc -l); n=$((n + k)); done; }
 part() { d=${1%/*}; b=${1##*/}; p=$d/.$b.part; }
-there() { # name, size, hash: is it there already, or how much of it?
-  if [ -f "$1" ] && [ ! -L "$1" ]; then
+there() { # name, size, hash, mode: is it there already, or how much of it?
+  if [ -f "$1" ] && [ ! -L "$1" ] && { [ "$4" = 600 ] || [ -x "$1" ]; }; then
     s=$(wc -c <"$1"); [ $((s)) -eq "$2" ] && [ "$(digest "$2" <"$1")" = "$3" ] && { say there whole; return; }
   fi
   part "$1"; s=0; if [ -f "$p" ] && [ ! -L "$p" ]; then s=$(wc -c <"$p"); fi; say there $((s))
@@ -88,10 +88,12 @@ sizes() { r=; for f; do size "$f"; done; }
 starts() { case $1 in */*) [ -f "$1" ] && [ -x "$1" ];; *) command -v "$1" >/dev/null 2>&1;; esac; }
 left() { [ -z "$S" ] || kill -9 "-$1" 2>/dev/null; }
 F=@FOLDER@
+o=$(cd; if [ -d "$F" ]; then echo old; else echo new; fi)
 e=$( { cd && mkdir -p -m 700 "$F" && cd "$F" && [ -w . ]; } 2>&1 ) || { say nofolder "$(flat "$e")"; exit 1; }
 cd; cd "$F"
 @SWEEP@
 say folder "$(pwd -P)"
+say was "$o"
 say ended "$n"
 say fact hash "${H:-none}"
 say fact setsid "${S:-none}"
