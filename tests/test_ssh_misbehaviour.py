@@ -306,6 +306,20 @@ def test_a_complaint_without_end_is_cut(tmp_path: Path):
     assert "\x1b" not in said
 
 
+def test_a_full_disk_is_told_as_one(tmp_path: Path):
+    class Full(Far):
+        async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - the suite's signature
+            self.say("bad dd: error writing 'standard output': No space left on device")
+            self.process.close()
+
+    async def use(connection: SshConnection) -> None:
+        (tmp_path / "source").write_bytes(b"12345")
+        await connection.push(tmp_path / "source", "x")
+
+    said = told(Full, tmp_path, use, kind=TransferError)
+    assert "to x: the disk there is full; make room or" in said
+
+
 # -- exec
 
 

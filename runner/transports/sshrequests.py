@@ -23,6 +23,13 @@ from schemas.text import printable
 
 _INLINE_BYTES = 1 << 20
 _FACT_CHARS = 100
+_COMPLAINT_CHARS = 200
+_KNOWN = {
+    "No space left on device": "the disk there is full; make room or name another folder with folder = ...",
+    "Disk quota exceeded": "no more may be written there; make room or name another folder with folder = ...",
+    "Read-only file system": "nothing can be written there; name another folder with folder = ...",
+}
+"""Complaints of the tools there that can be told better."""
 _TEXTS = {"hash", "setsid", "python", "system"}
 _FIGURES = {"cpus", "memory_kib", "disk_free_kib", "gpus", "clock_s"}
 
@@ -217,4 +224,6 @@ def unstartable(words: list[str]) -> str:
 
 def told(words: list[str]) -> str:
     """Return what a tool over there complained about."""
-    return printable(" ".join(words).strip())[:200] or "it failed"
+    said = printable(" ".join(words).strip())[:_COMPLAINT_CHARS] or "it failed"
+    plain = next((told for sign, told in _KNOWN.items() if sign in said), None)
+    return said if plain is None else f"{plain} ({said})"
