@@ -203,6 +203,12 @@ async def half(far: Far) -> None:
     far.process.close()
 
 
+async def less(far: Far) -> None:
+    far.say("raw 1000 0")
+    far.process.stdout.write(bytes(500))
+    far.say(f"sum 1000 {'0' * 64}")
+
+
 async def no_size(far: Far) -> None:
     far.say("raw 5 0")
     far.process.stdout.write(b"12345")
@@ -216,6 +222,7 @@ async def no_size(far: Far) -> None:
         (from_elsewhere, "its shell would send 5 bytes, from byte 3 on, out of turn"),
         (nonsense, "its shell said 'raw five 0' out of turn"),
         (half, "the connection was lost"),
+        (less, "the file was cut short: what sent it over there was ended"),
         (no_size, "its shell said 'sum' out of turn"),
     ],
 )

@@ -80,7 +80,7 @@ get() { # name, most bytes, bytes there
   if [ "$s" -gt "$2" ]; then say no large "$s"; return; fi
   say raw "$((s - o))" "$o"
   if [ "$o" = 0 ]; then cat "$1" /dev/zero 2>/dev/null | take "$s"
-  else { tail -c "+$((o + 1))" "$1"; cat /dev/zero; } 2>/dev/null | take "$((s - o))"; fi
+  else { tail -c "+$((o + 1))" "$1"; cat /dev/zero; } 2>/dev/null | take "$((s - o))"; fi || exit 1 # short
   say sum "$s" "$(digest "$s" <"$1")"
 }
 size() { if [ -f "$1" ] && [ ! -L "$1" ]; then s=$(wc -c <"$1"); r="$r $((s))"; else r="$r -"; fi; }

@@ -16,6 +16,8 @@ from runner.errors import ConnectionLostError
 from schemas.text import printable
 
 _MAX_LINE_BYTES = 1 << 16
+_MAX_TAIL_BYTES = 200
+"""What follows a file is shorter."""
 _MAX_MESSAGES = 1000
 """Unheard; no answer has so many."""
 _MAX_DIGITS = 18
@@ -119,6 +121,8 @@ class Shell(ABC):
         while data:
             if self._raw_left:
                 piece = data[: self._raw_left]
+                if piece.find(self._marker, max(0, len(piece) - _MAX_TAIL_BYTES)) >= 0:
+                    raise ConnectionLostError("the file was cut short: what sent it over there was ended")
                 self._raw_left -= len(piece)
                 if self.taker is not None:
                     self.taker.write(piece)
