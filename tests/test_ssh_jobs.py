@@ -139,6 +139,17 @@ def test_a_server_that_dies_and_comes_back(tmp_path: Path, server: Sshd):
     assert not left_running(run.log.stem)
 
 
+def test_a_folder_that_is_deleted_is_filled_again(tmp_path: Path, server: Sshd):
+    gone = '[ $ROUNDLOG_ROUND != 1 ] || [ -e ../../once ] || { touch ../../once; rm -rf "$PWD"; exit 1; }; '
+    train = {"command": gone + "cat data; " + COPY, "files": ["data"]}
+    (tmp_path / "data").write_text("sent once")
+    run = start(job(tmp_path, [host(server)], train=train, rounds=3))
+    assert [e["output_tail"] for e in run.kind("exec", error=None)] == ["sent once"] * 3
+    assert [e["reused"] for e in run.kind("push", path="data", error=None)] == [0, 0]
+    (down,) = run.kind("worker_down")
+    assert down["detail"] == "its folder is gone, and all that was sent: somebody deleted it there"
+
+
 def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
     jump = Sshd(tmp_path / "jump").start()
     try:

@@ -432,6 +432,10 @@ class SshConnection:
         """Return what a new shell says of itself and the machine."""
         try:
             greeting = await requests.greeted(shell, self._asked_folder)
+            if self.folder and not greeting.old:
+                raise ConnectionLostError(
+                    "its folder is gone, and all that was sent: somebody deleted it there"
+                )
         except BaseException:
             shell.drop()
             raise
