@@ -13,6 +13,9 @@ import trio
 from runner.errors import TransferError
 from runner.job import Command
 
+GONE = "its folder is gone, and all that was sent: somebody deleted it there"
+"""How a worker is lost whose machine is there: what was sent once has to be sent again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transferred:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
-from conformance import MB, Site
+from conformance import MB, Site, made
 from jobs import eventually_async
 
-from runner.errors import CommandError, TransferError
+from runner.errors import CommandError, ConnectionLostError, TransferError
 from runner.output import Output
 
 GIB = 1 << 30
@@ -249,6 +250,22 @@ class Commands:
         await second.exec("cat state", env={}, output=output)
         assert printed(output) == "kept\n"
         assert second.folder == first.folder
+
+    @pytest.mark.trio
+    async def test_a_folder_that_is_deleted_is_a_loss(self, site: Site, tmp_path: Path):
+        """Else the files that were sent once would be missing from then on."""
+        source = made(tmp_path / "source", 1000)
+        connection = await site.connect()
+        await connection.push(source, "once")
+        site.shell('rm -rf "$PWD"')
+        with suppress(TransferError, ConnectionLostError):  # a shell that is in it is to be started anew
+            await connection.push(source, "params")
+        with pytest.raises(ConnectionLostError, match="its folder is gone"):
+            await connection.push(source, "params")
+        await connection.close()
+        again = await site.connect()
+        assert (await again.push(source, "once")).reused == 0
+        assert site.files() == {"once"}
 
     @pytest.mark.trio
     async def test_close_touches_no_other_worker(self, site: Site, tmp_path: Path):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import trio
 
-from runner.connection import Ended, Sink, Transferred, checked_name
-from runner.errors import CommandError, TransferError
+from runner.connection import GONE, Ended, Sink, Transferred, checked_name
+from runner.errors import CommandError, ConnectionLostError, TransferError
 from runner.job import PYTHON, Command
 from runner.recycle import open_part, set_aside
 from runner.simtime import in_thread
@@ -76,6 +76,8 @@ class LocalConnection:
     async def push(self, source: Path, target: str) -> Transferred:
         """Copy a file into the folder, unless the same one is there."""
         path = self._folder / checked_name(target)
+        if not self._folder.is_dir():
+            raise ConnectionLostError(GONE)
         try:
             size = await _there(source, path)
             if size is None:

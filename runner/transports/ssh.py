@@ -20,7 +20,7 @@ import trio_asyncio
 from trio_asyncio import aio_as_trio
 
 from runner.arrays import sha256_of
-from runner.connection import Ended, Sink, Transferred, checked_name
+from runner.connection import GONE, Ended, Sink, Transferred, checked_name
 from runner.errors import CommandError, ConnectionLostError, TransferError, WorkerError
 from runner.hosts import Host, Ssh
 from runner.job import Command
@@ -433,9 +433,7 @@ class SshConnection:
         try:
             greeting = await requests.greeted(shell, self._asked_folder)
             if self.folder and not greeting.old:
-                raise ConnectionLostError(
-                    "its folder is gone, and all that was sent: somebody deleted it there"
-                )
+                raise ConnectionLostError(GONE)
         except BaseException:
             shell.drop()
             raise
