@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from contextlib import suppress
@@ -14,8 +15,11 @@ from runner.draws import told
 from runner.errors import ArrayError, JobError, Problem
 from runner.job import PYTHON, Command, Job, LoadedJob, Wire
 from runner.optimizers import USES
+from runner.robust import trimmed
 from runner.simjob import Fault, Sim
 from schemas.text import duration, size
+
+_MAX_TRIM = 0.5
 
 
 def describe(loaded: LoadedJob) -> list[tuple[str, str]]:
@@ -141,6 +145,7 @@ def warnings(loaded: LoadedJob) -> list[str]:
             found.append(f"{table}.command: no program {program!r} on this machine's PATH")
     found += _wire_python(job)
     found += _unmatched(loaded)
+    found += _untrimmed(job)
     if job.quorum == 1 and job.workers > 1:
         found.append("policy.quorum is 1: a single worker's weights would become the params")
     return found
@@ -157,6 +162,26 @@ def _wire_python(job: Job) -> list[str]:
         return []
     where = "" if "/" in program else " on its PATH"
     return [f"wire.python: this machine has no program {program!r}{where}; no worker could encode or decode"]
+
+
+def _trim(job: Job) -> str:
+    """Say how many workers' values a trimmed mean leaves out."""
+    share = job.aggregate.recipe.trim
+    cut = trimmed(job.workers, share)
+    least = next((count for count in range(1, job.workers + 1) if trimmed(count, share)), job.workers)
+    fewer = f"; nobody where fewer than {least} deliver" if cut and job.quorum < least else ""
+    return f" without {share:.0%} at each end ({cut} of {job.workers}{fewer})"
+
+
+def _untrimmed(job: Job) -> list[str]:
+    """Return what is wrong with a share to cut off that is of too few workers."""
+    recipe = job.aggregate.recipe
+    if recipe.method != "trimmed_mean" or trimmed(job.workers, recipe.trim):
+        return []
+    least = math.ceil(100 / job.workers) / 100
+    instead = f"say {least:g} or more" if least < _MAX_TRIM else 'that takes 3 workers, or method = "median"'
+    nobody = f"of {job.workers} workers that is nobody, and the plain mean is left"
+    return [f"aggregate.trim is {recipe.trim:g}: {nobody}; {instead}"]
 
 
 def _command(command: Command) -> str:
@@ -202,7 +227,7 @@ def _aggregate(loaded: LoadedJob) -> str:
     said = recipe.method
     weighted = recipe.method in {"mean", "geometric_median"} or ":" in recipe.method
     if recipe.method == "trimmed_mean":
-        said += f" without {recipe.trim:.0%} at each end"
+        said += _trim(loaded.job)
     elif recipe.method in {"krum", "multi_krum"}:
         said += f" against {recipe.byzantine} liars, keeping {recipe.kept(loaded.job.workers)} of the updates"
     if not weighted or given.weighting == "uniform":

@@ -31,9 +31,14 @@ def trimmed_mean(stacked: Floats, share: float) -> Floats:
         share: of the workers, cut off at each end; rounded down to whole workers.
     """
     count = len(stacked)
-    cut = int(share * count + 1e-9)
+    cut = trimmed(count, share)
     kept = np.sort(stacked, axis=0)[cut : count - cut]
     return np.add.reduce(kept, axis=0) / len(kept)  # type: ignore[no-any-return] # NumPy's stub says Any
+
+
+def trimmed(count: int, share: float) -> int:
+    """Return how many of so many values a share is: whole ones, rounded down."""
+    return int(share * count + 1e-9)
 
 
 def squared_distances(gram: Floats) -> Floats:

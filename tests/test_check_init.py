@@ -115,3 +115,27 @@ def test_every_example_is_a_job_or_chaos(path: Path):
         jobfile.load_chaos(path)
     else:
         jobfile.load(path)
+
+
+@pytest.mark.parametrize(
+    ("workers", "trim", "said", "warning"),
+    [
+        (4, 0.25, "25% at each end (1 of 4; nobody where fewer than 4 deliver)", None),
+        (10, 0.3, "30% at each end (3 of 10; nobody where fewer than 4 deliver)", None),
+        (
+            4,
+            0.2,
+            "20% at each end (0 of 4)",
+            "of 4 workers that is nobody, and the plain mean is left; say 0.25 or",
+        ),
+        (3, None, "10% at each end (0 of 3)", "say 0.34 or more"),
+        (2, 0.4, "40% at each end (0 of 2)", 'that takes 3 workers, or method = "median"'),
+    ],
+)
+def test_a_share_to_cut_off_that_is_of_nobody(
+    tmp_path: Path, workers: int, trim: float | None, said: str, warning: str | None
+):
+    method = {"method": "trimmed_mean"} | ({} if trim is None else {"trim": trim})
+    told = rows(write_job(tmp_path, workers=workers, aggregate=method))
+    assert said in told["aggregate"]
+    assert "warning" not in told if warning is None else warning in told["warning"]
