@@ -222,6 +222,25 @@ def test_check_tells_of_every_host(tmp_path: Path, server: Sshd):
     assert runner("check", job(tmp_path, [bad]), "--offline").returncode == 0
 
 
+def test_check_tells_what_a_host_lacks(tmp_path: Path, server: Sshd):
+    path = job(tmp_path, [host(server)], train={"command": ["no-such-program"]})
+    assert (
+        "train.command: it has no program 'no-such-program' on its PATH"
+        in runner("check", path, code=1).stderr
+    )
+    empty = tmp_path / "python"
+    empty.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')  # without what is installed
+    empty.chmod(0o755)
+    path = job(tmp_path, [host(server)], wire={"pull": "float16", "python": str(empty)})
+    assert (
+        f"wire.python: {empty} needs NumPy there: ModuleNotFoundError" in runner("check", path, code=1).stderr
+    )
+    path = job(tmp_path, [host(server)], wire={"pull": "float16", "python": "/no/python"})
+    assert "can't start '/no/python': no such program over there" in runner("check", path, code=1).stderr
+    path = job(tmp_path, [host(server)], wire={"pull": "float16", "zstd": 3, "python": sys.executable})
+    runner("check", path)
+
+
 def test_a_folder_that_can_not_be_made(tmp_path: Path, server: Sshd):
     path = job(tmp_path, [host(server, folder="/proc/none")], policy={"round_retries": 0})
     run = start(path, code=1)
