@@ -65,10 +65,30 @@ def test_names_as_ssh_itself_would_take_them(tmp_path: Path, server: Sshd):
     assert run.one("worker_up")["facts"]["price_per_hour"] == 0.5
     assert run.one("worker_up")["address"] == "ssh:gpu1"
     assert run.one("run_end")["status"] == "completed"
-    (home / ".ssh" / "known_hosts").write_text("")
-    run = start(path, code=1, env=environ(HOME=str(home), SSH_AUTH_SOCK=None))
-    assert "is not the one expected" in run.kind("worker_down")[0]["detail"]
-    assert "ssh-keyscan" in run.kind("worker_down")[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("known", "config", "said"),
+    [
+        ("", "", "not in known_hosts yet; compare it"),
+        ("no such file", "", "add it with: ssh-keyscan -p PORT 127.0.0.1 >> ~/.ssh/known_hosts"),
+        ("KNOWN", "  UserKnownHostsFile none\n", "not in known_hosts yet"),
+        ("KNOWN", "  UserKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n", "not in known_hosts yet"),
+        ("OTHER", "", "is another than known_hosts has of it: the machine was set up anew, or somebody"),
+        ("OTHER", "", "only if you know that it is right: ssh-keygen -R '[127.0.0.1]:PORT'"),
+    ],
+)
+def test_a_host_key_that_is_not_known(tmp_path: Path, server: Sshd, known: str, config: str, said: str):
+    home = tmp_path / "me"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "config").write_text(f"Host gpu1\n  HostName 127.0.0.1\n  Port {server.port}\n{config}")
+    other = f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'other')}\n"
+    lines = {"": "", "KNOWN": server.known_hosts(), "OTHER": other}
+    if known in lines:
+        (home / ".ssh" / "known_hosts").write_text(lines[known])
+    path = job(tmp_path, [{"host": "gpu1", "key": str(server.key)}])
+    told = runner("check", path, code=1, env=environ(HOME=str(home), SSH_AUTH_SOCK=None)).stderr
+    assert said.replace("PORT", str(server.port)) in told
 
 
 def test_a_changed_host_key_is_refused(tmp_path: Path, server: Sshd):
@@ -82,7 +102,7 @@ def test_a_changed_host_key_is_refused(tmp_path: Path, server: Sshd):
     make_key(server.folder / "host_key")
     server.start()
     run = start(job(tmp_path, [other], policy={"round_retries": 0}), code=1)
-    assert "is not the one expected" in run.kind("worker_down")[0]["detail"]
+    assert "is not the one that the job names with host_key" in run.kind("worker_down")[0]["detail"]
 
 
 def test_only_the_key_that_is_given_is_offered(tmp_path: Path, server: Sshd):

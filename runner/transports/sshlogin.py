@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -22,6 +23,8 @@ _TRIES = 6
 _CIPHERS = "^aes128-gcm@openssh.com"
 """Asyncssh's safe ones, this one first: twice as fast as the usual chacha20-poly1305."""
 _COUNT_MAX = 2
+_PORT = 22
+_KNOWN_HOSTS = "~/.ssh/known_hosts"
 
 
 class HostKeys:
@@ -64,19 +67,24 @@ class _Client(asyncssh.SSHClient):
 
     def __init__(self, keys: HostKeys | None) -> None:
         self._keys = keys
-        self.changed = False
-        self.shown = ""
+        self.known_hosts: Any = None
+        """What known_hosts is for this machine, as asyncssh takes it."""
+        self.changed = self.listed = False
+        self.shown = self.place = ""
+        self.port = _PORT
 
     def validate_host_public_key(
         self,
         host: str,
-        addr: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,
         port: int,
         key: asyncssh.SSHKey,
     ) -> bool:
         """Accept the first key of a host, where that is asked for; no other."""
         self.shown = f"{key.get_algorithm()} {key.get_fingerprint()}"
+        self.place, self.port = host, port
         if self._keys is None:
+            self.listed = self.known_hosts is not None and bool(_listed(self.known_hosts, host, addr, port))
             return False
         known = self._keys.known(host, port)
         if not known:
@@ -113,7 +121,8 @@ async def login(
             if number == _TRIES:
                 raise ConnectionLostError(f"it hung up {_TRIES} times before the login: {_told(e)}") from e
         except asyncssh.HostKeyNotVerifiable as e:
-            raise ConnectionLostError(_key_trouble(host, client)) from e
+            wanted = host.host_key or ssh.host_key
+            raise ConnectionLostError(_key_trouble(wanted, client)) from e
         except asyncssh.PermissionDenied as e:
             given = f"the key {host.key}" if host.key else "any key of the agent or ~/.ssh"
             raise ConnectionLostError(f"it doesn't accept {given} for this user: {_told(e)}") from e
@@ -152,7 +161,9 @@ async def _once(
     wanted = host.host_key or ssh.host_key
     if wanted == "accept-new":
         options["known_hosts"] = ([], [], [])
-    elif wanted != "known":
+    elif wanted == "known":
+        client.known_hosts = options["known_hosts"] = await _known_hosts(host)
+    else:
         options["known_hosts"] = ([asyncssh.import_public_key(wanted)], [], [])
     if host.jump is None:
         direct: asyncssh.SSHClientConnection = await aio_as_trio(asyncssh.connect)(host.host, **options)
@@ -171,6 +182,28 @@ async def _once(
         return connection
 
 
+async def _known_hosts(host: Host) -> Any:
+    """Return the files of known host keys that the user's configuration names for a machine.
+
+    Where it says there are none, asyncssh would let any machine in; nobody knows one then.
+    """
+    options = await aio_as_trio(asyncssh.SSHClientConnectionOptions.construct)(config=(), host=host.host)
+    if options.known_hosts:
+        return options.known_hosts
+    path = Path(_KNOWN_HOSTS).expanduser()
+    readable = options.known_hosts is not None and os.access(path, os.R_OK)
+    return str(path) if readable else ([], [], [])
+
+
+def _listed(known_hosts: Any, host: str, addr: str, port: int) -> list[asyncssh.SSHKey]:
+    """Return the keys that known_hosts has of a machine."""
+    try:
+        found = asyncssh.match_known_hosts(known_hosts, host, addr, None if port == _PORT else port)
+    except (OSError, ValueError):
+        return []
+    return list(found[0])
+
+
 def _private_key(name: str) -> Any:
     path = Path(name).expanduser()
     try:
@@ -186,16 +219,27 @@ def _private_key(name: str) -> Any:
         raise ConnectionLostError(f"{name} can't be used as a private key: {_told(e)}") from e
 
 
-def _key_trouble(host: Host, client: _Client) -> str:
+def _key_trouble(wanted: str, client: _Client) -> str:
+    odd = "the machine was set up anew, or somebody is in between"
     if client.changed:
         return (
-            f"its host key is another than before (now {client.shown}): the machine was set up anew, or "
-            "somebody is in between; if it is right, remove its line from the file host_keys of the run"
+            f"its host key is another than before (now {client.shown}): {odd}; if it is right, remove its "
+            "line from the file host_keys of the run"
         )
+    if wanted != "known":
+        return f"its host key ({client.shown}) is not the one that the job names with host_key: {odd}"
+    place = client.place if client.port == _PORT else _place(client.place, client.port)
+    if client.listed:
+        return (
+            f"its host key ({client.shown}) is another than known_hosts has of it: {odd}; only if you know "
+            f"that it is right: ssh-keygen -R {shlex.quote(place)}, and add the new one"
+        )
+    port = "" if client.port == _PORT else f" -p {client.port}"
+    folder = "" if Path(_KNOWN_HOSTS).expanduser().parent.is_dir() else "mkdir -m 700 ~/.ssh; "
+    add = f"{folder}ssh-keyscan{port} {shlex.quote(client.place)} >> {_KNOWN_HOSTS}"
     return (
-        f"its host key ({client.shown or 'unknown'}) is not the one expected; compare it with the machine's "
-        f"and add it with: ssh-keyscan{'' if host.port is None else f' -p {host.port}'} {host.host} >> "
-        '~/.ssh/known_hosts, or say host_key = "accept-new"'
+        f"its host key ({client.shown or 'unknown'}) is not in known_hosts yet; compare it with the "
+        f'machine\'s and add it with: {add}, or say host_key = "accept-new"'
     )
 
 
