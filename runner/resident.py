@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Answers:
 class _Asked:
     """A question that waits for its answer."""
 
-    round: int
+    question: bytes
     done: trio.Event
     answer: bytes | None = None
 
@@ -100,14 +101,11 @@ class Resident:
         self.address = connection.address
         self.folder = connection.folder
         self.facts = connection.facts
-        self._asking = False
 
     @property
     def injected(self) -> str | None:
         """The fault put in that the last call met."""
-        fault: str | None = getattr(self._connection, "injected", None)
-        # a slow transfer before it is not what the command met
-        return None if self._asking and fault == "slow" else fault
+        return getattr(self._connection, "injected", None)
 
     @property
     def cut(self) -> Cut | None:
@@ -116,12 +114,10 @@ class Resident:
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Push by the wrapped connection."""
-        self._asking = False
         return await self._connection.push(source, target)
 
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
         """Pull by the wrapped connection."""
-        self._asking = False
         return await self._connection.pull(source, target, max_bytes=max_bytes)
 
     async def exec(
@@ -140,44 +136,54 @@ class Resident:
             CommandError: it could not be started, or its answer makes no sense.
             ConnectionLostError: the machine is gone.
         """
-        self._asking = True
         self._answers.output = output
         if self._gone.is_set():  # since the last round
             await self._end(0)
         if self._requests is None:
             self._start(command, env)
-        asked = self._asked = _Asked(int(env["ROUNDLOG_ROUND"]), trio.Event())
+        asked = self._asked = _Asked(_request(env, remove), trio.Event())
+        struck = getattr(self._connection, "asked", None)
+        ask = partial(self._ask, asked)
         try:
-            assert self._requests is not None  # noqa: S101 - it has just been started
-            self._requests.send_nowait(_request(env, remove))
-            await asked.done.wait()
+            ended: Ended = await (ask() if struck is None else struck(ask, lambda: not asked.done.is_set()))
         except BaseException:
             await self._end(0)  # it is in the middle of something nobody waits for
             raise
         finally:
             self._asked = None
-        answer = _answer(asked.answer, asked.round)
-        if answer is not None:
-            if answer.get("error") is None:
-                return Ended(None, None, answer.get("metrics"))
-            raise CommandError(f"the resident command said: {printable(str(answer['error']))[:200]}")
-        await self._end(0)
-        if asked.answer is not None:
+        if asked.answer is None:
+            if ended.exit_code == 0:
+                raise CommandError("the resident command ended before it had answered")
+            return ended
+        number = int(env["ROUNDLOG_ROUND"])
+        answer = _answer(asked.answer, number)
+        if answer is None:
+            await self._end(0)
             said = printable(asked.answer.decode("utf-8", "replace"))[:100]
-            raise CommandError(
-                f"the resident command was asked for round {asked.round} and answered {said!r}"
-            )
-        if self._error is not None:
-            raise self._error
-        assert self._ended is not None  # noqa: S101 - how else did it end
-        if self._ended.exit_code == 0:
-            raise CommandError("the resident command ended before it had answered")
-        return self._ended
+            raise CommandError(f"the resident command was asked for round {number} and answered {said!r}")
+        if answer.get("error") is not None:
+            raise CommandError(f"the resident command said: {printable(str(answer['error']))[:200]}")
+        return Ended(None, None, answer.get("metrics"))
 
     async def close(self, *, done: bool = False) -> None:
         """Let the command end, then let go of the worker."""
         await self._end(_LEAVE_S)
         await self._connection.close(done=done)
+
+    async def _ask(self, asked: _Asked) -> Ended:
+        """Ask, and wait for the answer or the command's end; return how it ended, if it did."""
+        assert self._requests is not None  # noqa: S101 - it has just been started
+        try:
+            self._requests.send_nowait(asked.question)
+        except (trio.BrokenResourceError, trio.WouldBlock) as e:
+            raise CommandError("the resident command no longer reads its standard input") from e
+        await asked.done.wait()
+        if asked.answer is not None:
+            return Ended(None, None)
+        if self._error is not None:
+            raise self._error
+        assert self._ended is not None  # noqa: S101 - how else did it end
+        return self._ended
 
     def _start(self, command: Command, env: Mapping[str, str]) -> None:
         self._requests, requests = trio.open_memory_channel[bytes](1)
@@ -236,10 +242,10 @@ def _request(env: Mapping[str, str], remove: Sequence[str]) -> bytes:
     return json.dumps(request).encode() + b"\n"
 
 
-def _answer(text: bytes | None, round: int) -> dict[str, Any] | None:
-    """Return an answer, or None if there is none or if it makes no sense."""
+def _answer(text: bytes, round: int) -> dict[str, Any] | None:
+    """Return an answer, or None if it makes no sense."""
     try:
-        answer = json.loads(text or b"")
+        answer = json.loads(text)
     except (ValueError, RecursionError):
         return None
     sane = isinstance(answer, dict) and type(answer.get("round")) is int and answer["round"] == round

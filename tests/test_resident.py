@@ -93,6 +93,22 @@ def test_what_goes_wrong_costs_one_round(tmp_path: Path, fault: str, error: str)
     assert not list(processes_under(tmp_path))
 
 
+def test_one_that_answers_without_reading_ends_no_run(tmp_path: Path):
+    made = job(tmp_path, rounds=4, policy={"quorum": 1, "max_failures": 9})
+    (tmp_path / "train.py").write_text(
+        "import os, shutil, time\nos.close(0)\n"
+        "for number in range(4):\n"
+        "    params, weights = f'params-{number:04}.npy', f'weights-{number:04}.npy'\n"
+        "    while not os.path.exists(params): time.sleep(0.001)\n"
+        "    shutil.copy(params, weights)\n"
+        "    os.write(1, b'roundlog:{\"round\": %d}\\n' % number)\n"
+    )
+    run = start(made, code=1)
+    assert run.one("run_end")["reason"].startswith("round ")
+    errors = {e["error"] for e in run.kind("exec")}
+    assert "the resident command no longer reads its standard input" in errors
+
+
 def test_a_command_killed_on_purpose_is_logged_as_such(tmp_path: Path):
     chaos = tmp_path / "chaos.toml"
     chaos.write_text('faults_per_hour = 3600\nper_worker = true\nkinds = ["kill"]\nseed = 3\n')
