@@ -140,10 +140,11 @@ class Fleet:
         """Let go of all workers at the end of a run; `done`: it is complete."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers.values():
-                worker.output.close()
                 if worker.connection is not None:
                     nursery.start_soon(partial(worker.connection.close, done=done))
                     worker.connection = worker.traced = None
+        for worker in self._workers.values():
+            worker.output.close()  # only now: commands that stay have last words
 
     def _files(self, rank: int, shard: int) -> list[tuple[Path, str]]:
         try:

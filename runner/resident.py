@@ -9,7 +9,9 @@ prints a line that begins with ``roundlog:`` and goes on with a JSON object: ``r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,10 @@ from schemas.text import printable
 
 MARK = b"roundlog:"
 """What an answer begins with."""
+_BEGINS = re.compile(rb"(?m)^\n?" + MARK)
+_MAY_BEGIN = re.compile(
+    rb"(?m)^\n?" + b"".join(b"(?:%c" % letter for letter in MARK[:-1]) + b")?" * (len(MARK) - 1) + rb"\Z"
+)
 _MAX_ANSWER_BYTES = 1 << 20
 _LEAVE_S = 1.0
 """How long a command has to end by itself when there are no more rounds."""
@@ -33,37 +39,57 @@ _LEAVE_S = 1.0
 class Answers:
     """Takes what a resident command prints: answers for us, the rest for the output.
 
-    An answer is a line of its own. What may become one is held back until its newline.
+    An answer is a line of its own; an empty line just before it belongs to it. What may become one is held
+    back. One that is longer than it may be is told as far as it has come, and its rest is output.
     """
 
     def __init__(self, answered: Callable[[bytes], object]) -> None:
         self._answered = answered
+        self._answer: bytearray | None = None
+        """One whose end has not come yet."""
         self._held = b""
+        """What may become the beginning of one."""
         self._at_start = True
         self.output: Sink | None = None
 
     def write(self, chunk: bytes) -> None:
         """Take what was printed."""
-        rest = self._held + chunk
-        self._held = b""
-        passed = b""
-        while rest:
-            line, newline, after = rest.partition(b"\n")
-            mine = self._at_start and line.startswith(MARK)
-            if not newline and self._at_start and (mine or MARK.startswith(line)):
-                if len(line) <= _MAX_ANSWER_BYTES:
-                    self._held = line
-                    break
-                mine = False
-            if mine and newline:
-                self._pass_on(passed)
-                passed = b""
-                self._answered(line[len(MARK) :])
-            else:
-                passed += line + newline
+        if self._answer is None:
+            self._sort(self._held + chunk)
+            return
+        line, newline, rest = chunk.partition(b"\n")
+        self._answer += line
+        if newline or len(self._answer) > _MAX_ANSWER_BYTES:
+            answer, self._answer = bytes(self._answer), None
+            self._answered(answer)
             self._at_start = bool(newline)
-            rest = after
-        self._pass_on(passed)
+            self._sort(rest)
+
+    def end(self) -> None:
+        """Take that the command has ended: what was held back is output."""
+        last = self._held if self._answer is None else MARK + self._answer
+        self._held, self._answer, self._at_start = b"", None, True
+        self._pass_on(last)
+
+    def _sort(self, data: bytes) -> None:
+        """Tell the answers, pass on the rest."""
+        text = data if self._at_start else b"x" + data  # of a line that is under way
+        at = len(text) - len(data)
+        some = MARK in data
+        while some and (found := _BEGINS.search(text, at)):
+            self._pass_on(text[at : found.start()])
+            end = text.find(b"\n", found.end())
+            if end < 0:
+                self._held, self._answer = b"", bytearray()
+                self.write(text[found.end() :])
+                return
+            self._answered(text[found.end() : end])
+            at = end + 1
+        maybe = _MAY_BEGIN.search(text, max(at, len(text) - len(MARK)))
+        kept = len(text) if maybe is None else maybe.start()
+        self._pass_on(text[at:kept])
+        self._at_start = not kept or text.endswith(b"\n", 0, kept)
+        self._held = text[kept:]
 
     def _pass_on(self, chunk: bytes) -> None:
         if chunk and self.output is not None:
@@ -159,8 +185,10 @@ class Resident:
         answer = _answer(asked.answer, number)
         if answer is None:
             await self._end(0)
-            said = printable(asked.answer.decode("utf-8", "replace"))[:100]
-            raise CommandError(f"the resident command was asked for round {number} and answered {said!r}")
+            said = repr(printable(asked.answer[:400].decode("utf-8", "replace"))[:100])
+            if len(asked.answer) > _MAX_ANSWER_BYTES:
+                said = f"with more than {_MAX_ANSWER_BYTES} bytes"
+            raise CommandError(f"the resident command was asked for round {number} and answered {said}")
         if answer.get("error") is not None:
             raise CommandError(f"the resident command said: {printable(str(answer['error']))[:200]}")
         return Ended(None, None, answer.get("metrics"))
@@ -206,6 +234,8 @@ class Resident:
                 raise
             self._error = error
         finally:
+            with suppress(RunError):  # of what can't be kept, whoever runs the rounds hears
+                self._answers.end()
             self._gone.set()
             if self._asked is not None:
                 self._asked.done.set()
@@ -243,7 +273,9 @@ def _request(env: Mapping[str, str], remove: Sequence[str]) -> bytes:
 
 
 def _answer(text: bytes, round: int) -> dict[str, Any] | None:
-    """Return an answer, or None if it makes no sense."""
+    """Return an answer, or None if it makes no sense or is too long."""
+    if len(text) > _MAX_ANSWER_BYTES:
+        return None
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
-from runner.errors import ConnectionLostError, RunError, TransferError, WorkerError
+from runner.errors import ConnectionLostError, NoFileError, RunError, TransferError, WorkerError
 from runner.job import Command
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
@@ -214,9 +214,11 @@ class SimConnection:
         self._begin()
         size = self._ready.get(source)
         if size is None:
-            raise TransferError(f"can't pull {source}: No such file or directory")
+            raise NoFileError(f"can't pull {source}: No such file or directory")
         if size > max_bytes:
-            raise TransferError(f"can't pull {source}: it has {size} bytes, more than {max_bytes}")
+            raise NoFileError(
+                f"can't pull {source}: it has {size} bytes, more than {max_bytes}", too_large=True
+            )
         weights = source.startswith("weights-")
         taken = self._world.sim.params_bytes if weights else size
         await self._travel("pull", taken, self._world.down)

@@ -253,7 +253,7 @@ class SshConnection:
             await shell.ask(f"get {sshscript.path(name)} {max_bytes} {there}")
             said = await self._expect(shell, "raw", "no")
             if said[0] == "no":
-                raise TransferError(f"can't pull {name}: {refusal(said[1:], max_bytes)}")
+                raise refusal(name, said[1:], max_bytes)
             if int(said[2]) != there:  # what is here is of another file
                 file.truncate(0)
                 there = 0

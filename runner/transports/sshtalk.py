@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from runner.connection import Sink
-from runner.errors import ConnectionLostError
+from runner.errors import ConnectionLostError, NoFileError
 from schemas.text import printable
 
 _MAX_LINE_BYTES = 1 << 16
@@ -163,17 +163,18 @@ def take_fact(facts: dict[str, str | int | float], name: str, value: str) -> Non
         facts[name] = int(value) if value.isdigit() else value
 
 
-def refusal(words: list[str], max_bytes: int) -> str:
-    """Return why a file is not sent, in words."""
+def refusal(name: str, words: list[str], max_bytes: int) -> NoFileError:
+    """Return why a file is not sent."""
     match words[0]:
         case "such":
-            return "No such file or directory: nothing is there"
+            why = "No such file or directory: nothing is there"
         case "large":
-            return f"it has {words[1]} bytes, more than {max_bytes}"
+            why = f"it has {words[1]} bytes, more than {max_bytes}"
         case "regular":
-            return "it is no regular file"
+            why = "it is no regular file"
         case _:
-            return "it can't be read"
+            why = "it can't be read"
+    return NoFileError(f"can't pull {name}: {why}", too_large=words[0] == "large")
 
 
 def unstartable(words: list[str]) -> str:
