@@ -328,8 +328,13 @@ def _execute(
         for line in recent.lines() if quiet else ():
             _say(line)
         _say(f"what was printed: {folder.folder / 'output'}")
-    if coordinator.resumable and not quiet and (result is None or result.status != "completed"):
-        _say(f"to go on: runner resume {folder.log}")
+    if coordinator.resumable and (result is None or result.status != "completed"):
+        if isinstance(failure, LogError):
+            there = folder.log.is_file()
+            first = "make room on the disk" if there else "put the log back where it was"
+            _hint(f"to go on, {first}, then: runner resume {folder.log}")
+        elif not quiet:
+            _say(f"to go on: runner resume {folder.log}")
     if result is not None and not quiet and result.params is not None:
         _say(f"params: {result.params}")
         _say(f"report: analyze report {folder.log}")
