@@ -142,6 +142,25 @@ def test_the_events_are_those_of_a_command_that_is_started_each_round(
     assert told[0] == told[1]
 
 
+def test_weights_that_are_written_to_when_they_should_be_done_are_rejected(tmp_path: Path):
+    made = job(tmp_path, policy={"quorum": 1})
+    script = (tmp_path / "train.py").read_text()
+    (tmp_path / "train.py").write_text(
+        script.replace("from roundlog_rounds", "import threading\nfrom roundlog_rounds")
+        + "    if (rank, r.round) == (1, 1):\n"
+        "        def again(name=r.weights, last=open(r.weights, 'rb').read()[-4:]):\n"
+        "            with open(name, 'r+b', buffering=0) as file:\n"
+        "                while os.path.exists(name):\n"
+        "                    os.pwrite(file.fileno(), last, os.path.getsize(name) - 4)\n"
+        "        threading.Thread(target=again, daemon=True).start()\n"
+    )
+    run = start(made)
+    assert run.one("reject")["detail"].startswith("its file was written to after it was handed back")
+    assert (run.one("reject")["round"], run.one("reject")["rank"]) == (1, 1)
+    assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 2]
+    assert [e["failed"] for e in run.kind("round_end")] == [[], [1], []]
+
+
 def test_its_last_words_are_kept(tmp_path: Path):
     made = job(tmp_path)
     with (tmp_path / "train.py").open("a") as file:
