@@ -83,7 +83,12 @@ def check_weights(path: Path, params: Path, between: Callable[[], object] = _go_
         with Stack([Plain(params, old.offsets)]) as before:
             for name in old.specs:
                 squares += _check_finite(file, name, between, before)
-        norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
+        try:
+            norm = math.sqrt(math.fsum(squares))
+        except OverflowError:
+            norm = math.inf
+        if not math.isfinite(norm):  # no average would be finite, no distance could be told
+            raise ArrayError("nonfinite", "its change of the params has no finite length")
         if file.plain:
             return Checked(Plain(path, file.offsets), norm, stamp)
         with ArrayWriter(path, file.format, file.specs) as writer:
