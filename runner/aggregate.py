@@ -131,12 +131,12 @@ def aggregate(
             shares=_shares(contributions),
             number=number,
         )
+        if recipe.clip_norm is not None:
+            work.scales = _scales(recipe.clip_norm, contributions)
         if combine is not None:
             work.own = _own(combine, work, contributions)
         elif recipe.method in BY_DISTANCE:
             work.shares = _by_distance(recipe, work, between)
-        if recipe.clip_norm is not None:
-            work.scales = _scales(recipe.clip_norm, contributions)
         writers = {
             "": stack.enter_context(
                 ArrayWriter(target, params.format, params.specs, metadata=params.metadata, spare=spare)
@@ -410,6 +410,7 @@ def _by_distance(recipe: Recipe, work: _Work, between: Callable[[], object]) -> 
         for _, part in done:
             between()
             gram += part
+    gram *= np.outer(work.scales, work.scales)  # as they are when they have been shortened
     if not np.isfinite(gram).all():
         raise ArrayError("nonfinite", "the distances between the updates are not finite")
     if recipe.method == "geometric_median":
@@ -423,22 +424,32 @@ def _by_distance(recipe: Recipe, work: _Work, between: Callable[[], object]) -> 
 
 
 class _Arrays(Mapping[str, NDArray[Any]]):
-    """A file's arrays by name, each read when it is asked for."""
+    """A file's arrays by name, each read when it is asked for; the params, or weights of one worker."""
 
-    def __init__(self, stack: Stack, index: int, specs: Mapping[str, ArraySpec]) -> None:
-        self._stack, self._index, self._specs = stack, index, specs
+    def __init__(self, work: _Work, index: int | None = None) -> None:
+        self._work, self._index = work, index
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        spec = self._specs[name]
-        data = np.empty(spec.count, spec.dtype)
-        self._stack.read_raw(self._index, Tile(spec, 0, spec.count), data)
+        work, spec = self._work, self._work.specs[name]
+        data, old = np.empty(spec.count, spec.dtype), np.empty(spec.count, spec.dtype)
+        whole = Tile(spec, 0, spec.count)
+        if self._index is None:
+            work.params.read_raw(0, whole, data)
+            return data.reshape(spec.shape)
+        work.weights.read_raw(self._index, whole, data)
+        scale = work.scales[self._index]
+        if scale < 1.0 and work.combined(spec):
+            work.params.read_raw(0, whole, old)
+            before = reals(old).astype(wide_dtype(spec.dtype))
+            shortened = (reals(data) - before) * scale + before
+            data = shortened.astype(_part(spec.dtype)).view(spec.dtype)
         return data.reshape(spec.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return iter(self._work.specs)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._work.specs)
 
 
 def _own(combine: Combine, work: _Work, contributions: Sequence[Contribution]) -> Mapping[str, NDArray[Any]]:
@@ -448,8 +459,8 @@ def _own(combine: Combine, work: _Work, contributions: Sequence[Contribution]) -
         number=work.number,
         ranks=tuple(c.rank for c in contributions),
         shares=np.array(work.shares),
-        params=_Arrays(work.params, 0, work.specs),
-        weights=[_Arrays(work.weights, index, work.specs) for index in range(len(contributions))],
+        params=_Arrays(work),
+        weights=[_Arrays(work, index) for index in range(len(contributions))],
     )
     try:
         made = combine(inputs)

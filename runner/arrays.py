@@ -34,6 +34,8 @@ SINGLE = "array"
 FORMS = ("npz", "npy", "safetensors")
 """The formats, by the ending of a file's name."""
 _MAX_HEADER_BYTES = 10_000
+_MAX_DIRECTORY_BYTES = 4 << 20
+"""What a zip says of its entries: it is read at once, and takes twenty times as much memory."""
 _KINDS = "fciub"
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 """What a zip has before an entry's data; at its end the lengths of name and extra, which follow."""
@@ -80,6 +82,22 @@ class ArraySpec:
     def averaged(self) -> bool:
         """Whether it has numbers that can be averaged: real or complex, not whole numbers or booleans."""
         return self.dtype.kind in "fcV"  # V: bfloat16 and the like; records are never let in
+
+
+class _Directory:
+    """A zip of which no more is read at once than what it says of its entries may take."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, count: int = -1) -> bytes:
+        """Read so many bytes; all that follow, near the end."""
+        if count > _MAX_DIRECTORY_BYTES:
+            raise ValueError(f"a directory of {count} bytes")
+        return self._file.read(count)
 
 
 class ArrayFile(Closing):
@@ -186,7 +204,8 @@ class ArrayFile(Closing):
         magic = self._file.read(safetensors.LENGTH_BYTES + 1)
         self._file.seek(0)
         if magic[:4] == b"PK\x03\x04":
-            self._zip = self._stack.enter_context(zipfile.ZipFile(self._file))
+            self._zip = self._stack.enter_context(zipfile.ZipFile(_Directory(self._file)))
+            self._zip.fp = self._file
             self._read_entries(self._zip)
             return "npz"
         self.format = "npy"
@@ -274,7 +293,10 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if size[0] > _MAX_HEADER_BYTES:
         raise ValueError(f"a header of {size[0]} bytes")
     text = _exactly(stream, size[0]).decode("utf-8" if version == (3, 0) else "latin-1")
-    header = ast.literal_eval(text.strip())
+    try:
+        header = ast.literal_eval(text.strip())
+    except _BROKEN:  # what is told of it is for programmers
+        header = None
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise ValueError("not the header of an array")
     shape = header["shape"]

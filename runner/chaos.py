@@ -10,6 +10,7 @@ import math
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Literal, TypeVar
@@ -23,6 +24,8 @@ from runner.job import Command
 
 Kind = Literal["kill", "freeze", "cut", "slow"]
 Given = TypeVar("Given")
+Strike = Callable[[signal.Signals], bool]
+"""Sends a signal to the commands that run; says whether there are any."""
 
 _LOST = {
     "kill": "the worker was killed",
@@ -78,6 +81,7 @@ class Plan:
         self._per_s = chaos.faults_per_hour / 3600 / (1 if chaos.per_worker else workers)
         self.back_s = 0.0
         """Until when it is out of reach."""
+        self._later: list[Planned] = []
         self.next = self._draw(0.0)
         while round(self.next.at_s, 6) <= from_s:  # as the log, which `from_s` is from, has it
             taken = self.take()
@@ -86,8 +90,14 @@ class Plan:
 
     def take(self) -> Planned:
         """Return the next fault, and draw the one after it."""
-        taken, self.next = self.next, self._draw(self.next.at_s)
+        taken = self.next
+        self.next = self._later.pop() if self._later else self._draw(taken.at_s)
         return taken
+
+    def put_back(self, fault: Planned) -> None:
+        """Take back a fault that struck nothing: it comes next."""
+        self._later.append(self.next)
+        self.next = fault
 
     def _draw(self, after_s: float) -> Planned:
         return Planned(after_s + self._rng.expovariate(self._per_s), self._rng.choice(self._chaos.kinds))
@@ -135,6 +145,10 @@ class Injector:
         return trio.current_time() - self._began + self._from_s
 
 
+def _always() -> bool:
+    return True
+
+
 class ChaosConnection:
     """A connection that faults strike as planned.
 
@@ -179,24 +193,31 @@ class ChaosConnection:
         expect: Sequence[str] = (),
         stdin: trio.MemoryReceiveChannel[bytes] | None = None,
     ) -> Ended:
-        """Execute, and be struck."""
-        strike: Callable[[signal.Signals], bool] | None = getattr(self._connection, "strike", None)
-        ended = await self._struck(
-            lambda: self._connection.exec(
-                command, env=env, output=output, remove=remove, expect=expect, stdin=stdin
-            ),
-            strike,
+        """Execute, and be struck; a command that stays is struck where it is asked, see :meth:`asked`."""
+        do = partial(
+            self._connection.exec, command, env=env, output=output, remove=remove, expect=expect, stdin=stdin
         )
-        if self._injected == "kill" and ended.exit_code == 0:
-            self._injected = None  # the command had ended just before: nothing was struck
-        return ended
+        return await (self.asked(do) if stdin is None else do())
+
+    async def asked(self, do: Callable[[], Awaitable[Ended]], busy: Callable[[], bool] = _always) -> Ended:
+        """Wait for what a command does in a round, and strike it there.
+
+        Args:
+            do: waits for it.
+            busy: whether the command is still at it.
+        """
+        strike: Strike | None = getattr(self._connection, "strike", None)
+        return await self._struck(do, strike, busy)
 
     async def close(self, *, done: bool = False) -> bool:
         """Close what is wrapped."""
         return await self._connection.close(done=done)
 
     async def _struck(
-        self, do: Callable[[], Awaitable[Given]], strike: Callable[[signal.Signals], bool] | None = None
+        self,
+        do: Callable[[], Awaitable[Given]],
+        strike: Strike | None = None,
+        busy: Callable[[], bool] = _always,
     ) -> Given:
         """Do something, and let the next fault strike it when its time has come.
 
@@ -216,7 +237,7 @@ class ChaosConnection:
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:
                 if not struck:
-                    nursery.start_soon(self._wait, left, strike, scope, struck)
+                    nursery.start_soon(self._wait, left, strike, busy, scope, struck)
                 elif struck[0].kind != "slow":
                     scope.cancel()
                 try:
@@ -234,17 +255,25 @@ class ChaosConnection:
             raise _lost(str(kind))
         if kind == "slow":
             await trio.sleep((trio.current_time() - began) * (self._injector.chaos.slow_factor - 1))
+        elif struck and not (kind == "kill" and strike is not None and _killed(done[0])):
+            if kind == "freeze" and strike is not None:
+                strike(signal.SIGCONT)
+            self._injected = None
+            self._plan.put_back(struck[0])  # it was done just before: nothing was struck
         return done[0]
 
     async def _wait(
         self,
         seconds: float,
-        strike: Callable[[signal.Signals], bool] | None,
+        strike: Strike | None,
+        busy: Callable[[], bool],
         scope: trio.CancelScope,
         struck: list[Planned],
     ) -> None:
         """Wait for the fault, then strike: with a signal if that is possible, else by cutting off."""
         await trio.sleep(seconds if seconds < math.inf else 1e9)
+        if not busy():
+            return  # it strikes what comes next
         struck.append(self._take())
         kind = struck[0].kind
         if kind == "slow":
@@ -257,6 +286,11 @@ class ChaosConnection:
         taken = self._plan.take()
         self._injected = taken.kind
         return taken
+
+
+def _killed(done: object) -> bool:
+    """Say whether a kill can have met a command: if it was ended by one, or stays and has just answered."""
+    return isinstance(done, Ended) and done.exit_code in {None, -signal.SIGKILL}
 
 
 def _lost(kind: str) -> ConnectionLostError:

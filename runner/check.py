@@ -102,9 +102,13 @@ def _fault(fault: Fault) -> str:
 def policy(loaded: LoadedJob) -> str:
     """Say in one sentence when a round counts and what happens when it doesn't."""
     job = loaded.job
-    times = {0: "", 1: "retries the round once, then ", 2: "retries the round twice, then "}
-    retries = job.policy.round_retries
-    then = times.get(retries, f"retries the round {retries} times, then ") + "stops"
+    times = {1: "once", 2: "twice"}
+    retries, rest_s = job.policy.round_retries, job.policy.round_backoff_s
+    then = "stops"
+    if retries:
+        longer = ", twice as long each time" if retries > 1 else ""
+        wait = f" (lost workers get {duration(rest_s)} to return{longer})" if rest_s else ""
+        then = f"retries the round {times.get(retries, f'{retries} times')}{wait}, then stops"
     needed = f"all {job.workers}" if job.policy.on_loss == "stop" else f"{job.quorum} of {job.workers}"
     said = f"needs {needed} workers{_within(job)}, else {then}"
     if job.close_at is not None:

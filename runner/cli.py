@@ -333,15 +333,23 @@ def _execute(
         _say(f"{worker} was out of reach at the end: what it ran may still run there")
     if coordinator.out_of_reach and completed and not quiet:
         _hint(f"their processes there have ROUNDLOG_PROCESS={folder.run}.RANK. in their environment")
-    if coordinator.resumable and not quiet and not completed:
-        ending = ", which ends that first" if coordinator.out_of_reach else ""
-        _say(f"to go on: runner resume {folder.log}{ending}")
+    if coordinator.resumable and not completed:
+        _show_way_on(folder, failure, ends=bool(coordinator.out_of_reach), quiet=quiet)
     if result is not None and not quiet and result.params is not None:
         _say(f"params: {result.params}")
         _say(f"report: analyze report {folder.log}")
     click.echo(folder.log)
     codes = {"completed": 0, "failed": 1, "interrupted": 130}
     sys.exit(codes[result.status] if result is not None else 1 if failure is not None else 128 + caught[0])
+
+
+def _show_way_on(folder: RunFolder, failure: BaseException | None, *, ends: bool, quiet: bool) -> None:
+    """Say how to go on; `ends`: that ends first what runs where nobody was in reach."""
+    if isinstance(failure, LogError):
+        first = "make room on the disk" if folder.log.is_file() else "put the log back where it was"
+        _hint(f"to go on, {first}, then: runner resume {folder.log}")
+    elif not quiet:
+        _say(f"to go on: runner resume {folder.log}" + (", which ends that first" if ends else ""))
 
 
 async def _run(coordinator: Coordinator, folder: RunFolder, caught: list[int], *, far: bool) -> Result | None:

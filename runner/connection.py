@@ -110,7 +110,8 @@ class Connection(Protocol):
         """Copy a regular file from the worker, whole or not at all; see ``Transferred.shared``.
 
         Raises:
-            TransferError: there is no such file, or it is too large, or it could not travel.
+            NoFileError: there is no such file, or it is no regular one, or too large.
+            TransferError: it could not travel.
             ConnectionLostError: the machine is gone.
         """
         ...

@@ -10,6 +10,7 @@
     +-- WorkerError      one worker failed; the round goes on without it
         +-- ConnectionLostError  the machine is gone
         +-- TransferError        a file could not travel
+        |   +-- NoFileError      a worker has no such file that may be pulled
         +-- CommandError         a command could not be started
         +-- DeadlineError        it took longer than the job allows
         +-- RejectedError        its weights were not let in
@@ -92,6 +93,14 @@ class TransferError(WorkerError):
     """A file could not travel."""
 
     reason = "transfer"
+
+
+class NoFileError(TransferError):
+    """A worker has no such file that may be pulled: none, no regular one, or one that is too large."""
+
+    def __init__(self, said: str, *, too_large: bool = False) -> None:
+        self.too_large = too_large
+        super().__init__(said)
 
 
 class CommandError(WorkerError):

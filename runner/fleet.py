@@ -142,10 +142,11 @@ class Fleet:
         """Let go of all workers at the end of a run; `done`: it is complete."""
         async with trio.open_nursery() as nursery:
             for worker in self._workers.values():
-                worker.output.close()
                 if worker.connection is not None:
                     nursery.start_soon(partial(self._part, worker, worker.connection, done=done))
                     worker.connection = worker.traced = None
+        for worker in self._workers.values():
+            worker.output.close()  # only now: commands that stay have last words
 
     def out_of_reach(self) -> list[str]:
         """Return, in words, the workers that nobody could tell to end what they run."""

@@ -30,6 +30,11 @@ class Try:
     evaluated: bool = False
     not_waited_for: set[int] = field(default_factory=set)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether it came to no end, so that it is repeated and counts for nothing."""
+        return self.aggregate is None and (self.end is None or self.end["outcome"] == "interrupted")
+
 
 @dataclass(slots=True)
 class Past:
@@ -102,7 +107,7 @@ def replay(course: Course, tries: list[Try]) -> tuple[Try, Verdict] | None:
         if not isinstance(begin, Begin) or begin.number != tried.number:
             raise RunError(f"the log's round {tried.number} doesn't follow from what it has before")
         last = None
-        if tried.aggregate is None and (tried.end is None or tried.end["outcome"] == "interrupted"):
+        if tried.cut_short:
             course.interrupted += 1
             continue
         verdict = _verdict(tried, begin, course.quorum)

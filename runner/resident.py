@@ -9,8 +9,11 @@ prints a line that begins with ``roundlog:`` and goes on with a JSON object: ``r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,10 @@ from schemas.text import printable
 
 MARK = b"roundlog:"
 """What an answer begins with."""
+_BEGINS = re.compile(rb"(?m)^\n?" + MARK)
+_MAY_BEGIN = re.compile(
+    rb"(?m)^\n?" + b"".join(b"(?:%c" % letter for letter in MARK[:-1]) + b")?" * (len(MARK) - 1) + rb"\Z"
+)
 _MAX_ANSWER_BYTES = 1 << 20
 _LEAVE_S = 1.0
 """How long a command has to end by itself when there are no more rounds."""
@@ -32,37 +39,57 @@ _LEAVE_S = 1.0
 class Answers:
     """Takes what a resident command prints: answers for us, the rest for the output.
 
-    An answer is a line of its own. What may become one is held back until its newline.
+    An answer is a line of its own; an empty line just before it belongs to it. What may become one is held
+    back. One that is longer than it may be is told as far as it has come, and its rest is output.
     """
 
     def __init__(self, answered: Callable[[bytes], object]) -> None:
         self._answered = answered
+        self._answer: bytearray | None = None
+        """One whose end has not come yet."""
         self._held = b""
+        """What may become the beginning of one."""
         self._at_start = True
         self.output: Sink | None = None
 
     def write(self, chunk: bytes) -> None:
         """Take what was printed."""
-        rest = self._held + chunk
-        self._held = b""
-        passed = b""
-        while rest:
-            line, newline, after = rest.partition(b"\n")
-            mine = self._at_start and line.startswith(MARK)
-            if not newline and self._at_start and (mine or MARK.startswith(line)):
-                if len(line) <= _MAX_ANSWER_BYTES:
-                    self._held = line
-                    break
-                mine = False
-            if mine and newline:
-                self._pass_on(passed)
-                passed = b""
-                self._answered(line[len(MARK) :])
-            else:
-                passed += line + newline
+        if self._answer is None:
+            self._sort(self._held + chunk)
+            return
+        line, newline, rest = chunk.partition(b"\n")
+        self._answer += line
+        if newline or len(self._answer) > _MAX_ANSWER_BYTES:
+            answer, self._answer = bytes(self._answer), None
+            self._answered(answer)
             self._at_start = bool(newline)
-            rest = after
-        self._pass_on(passed)
+            self._sort(rest)
+
+    def end(self) -> None:
+        """Take that the command has ended: what was held back is output."""
+        last = self._held if self._answer is None else MARK + self._answer
+        self._held, self._answer, self._at_start = b"", None, True
+        self._pass_on(last)
+
+    def _sort(self, data: bytes) -> None:
+        """Tell the answers, pass on the rest."""
+        text = data if self._at_start else b"x" + data  # of a line that is under way
+        at = len(text) - len(data)
+        some = MARK in data
+        while some and (found := _BEGINS.search(text, at)):
+            self._pass_on(text[at : found.start()])
+            end = text.find(b"\n", found.end())
+            if end < 0:
+                self._held, self._answer = b"", bytearray()
+                self.write(text[found.end() :])
+                return
+            self._answered(text[found.end() : end])
+            at = end + 1
+        maybe = _MAY_BEGIN.search(text, max(at, len(text) - len(MARK)))
+        kept = len(text) if maybe is None else maybe.start()
+        self._pass_on(text[at:kept])
+        self._at_start = not kept or text.endswith(b"\n", 0, kept)
+        self._held = text[kept:]
 
     def _pass_on(self, chunk: bytes) -> None:
         if chunk and self.output is not None:
@@ -73,7 +100,7 @@ class Answers:
 class _Asked:
     """A question that waits for its answer."""
 
-    round: int
+    question: bytes
     done: trio.Event
     answer: bytes | None = None
 
@@ -100,14 +127,11 @@ class Resident:
         self.address = connection.address
         self.folder = connection.folder
         self.facts = connection.facts
-        self._asking = False
 
     @property
     def injected(self) -> str | None:
         """The fault put in that the last call met."""
-        fault: str | None = getattr(self._connection, "injected", None)
-        # a slow transfer before it is not what the command met
-        return None if self._asking and fault == "slow" else fault
+        return getattr(self._connection, "injected", None)
 
     @property
     def cut(self) -> Cut | None:
@@ -116,12 +140,10 @@ class Resident:
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Push by the wrapped connection."""
-        self._asking = False
         return await self._connection.push(source, target)
 
     async def pull(self, source: str, target: Path, *, max_bytes: int) -> Transferred:
         """Pull by the wrapped connection."""
-        self._asking = False
         return await self._connection.pull(source, target, max_bytes=max_bytes)
 
     async def exec(
@@ -140,44 +162,56 @@ class Resident:
             CommandError: it could not be started, or its answer makes no sense.
             ConnectionLostError: the machine is gone.
         """
-        self._asking = True
         self._answers.output = output
         if self._gone.is_set():  # since the last round
             await self._end(0)
         if self._requests is None:
             self._start(command, env)
-        asked = self._asked = _Asked(int(env["ROUNDLOG_ROUND"]), trio.Event())
+        asked = self._asked = _Asked(_request(env, remove), trio.Event())
+        struck = getattr(self._connection, "asked", None)
+        ask = partial(self._ask, asked)
         try:
-            assert self._requests is not None  # noqa: S101 - it has just been started
-            self._requests.send_nowait(_request(env, remove))
-            await asked.done.wait()
+            ended: Ended = await (ask() if struck is None else struck(ask, lambda: not asked.done.is_set()))
         except BaseException:
             await self._end(0)  # it is in the middle of something nobody waits for
             raise
         finally:
             self._asked = None
-        answer = _answer(asked.answer, asked.round)
-        if answer is not None:
-            if answer.get("error") is None:
-                return Ended(None, None, answer.get("metrics"))
+        if asked.answer is None:
+            if ended.exit_code == 0:
+                raise CommandError("the resident command ended before it had answered")
+            return ended
+        number = int(env["ROUNDLOG_ROUND"])
+        answer = _answer(asked.answer, number)
+        if answer is None:
+            await self._end(0)
+            said = repr(printable(asked.answer[:400].decode("utf-8", "replace"))[:100])
+            if len(asked.answer) > _MAX_ANSWER_BYTES:
+                said = f"with more than {_MAX_ANSWER_BYTES} bytes"
+            raise CommandError(f"the resident command was asked for round {number} and answered {said}")
+        if answer.get("error") is not None:
             raise CommandError(f"the resident command said: {printable(str(answer['error']))[:200]}")
-        await self._end(0)
-        if asked.answer is not None:
-            said = printable(asked.answer.decode("utf-8", "replace"))[:100]
-            raise CommandError(
-                f"the resident command was asked for round {asked.round} and answered {said!r}"
-            )
-        if self._error is not None:
-            raise self._error
-        assert self._ended is not None  # noqa: S101 - how else did it end
-        if self._ended.exit_code == 0:
-            raise CommandError("the resident command ended before it had answered")
-        return self._ended
+        return Ended(None, None, answer.get("metrics"))
 
     async def close(self, *, done: bool = False) -> bool:
         """Let the command end, then let go of the worker."""
         await self._end(_LEAVE_S)
         return await self._connection.close(done=done)
+
+    async def _ask(self, asked: _Asked) -> Ended:
+        """Ask, and wait for the answer or the command's end; return how it ended, if it did."""
+        assert self._requests is not None  # noqa: S101 - it has just been started
+        try:
+            self._requests.send_nowait(asked.question)
+        except (trio.BrokenResourceError, trio.WouldBlock) as e:
+            raise CommandError("the resident command no longer reads its standard input") from e
+        await asked.done.wait()
+        if asked.answer is not None:
+            return Ended(None, None)
+        if self._error is not None:
+            raise self._error
+        assert self._ended is not None  # noqa: S101 - how else did it end
+        return self._ended
 
     def _start(self, command: Command, env: Mapping[str, str]) -> None:
         self._requests, requests = trio.open_memory_channel[bytes](1)
@@ -200,6 +234,8 @@ class Resident:
                 raise
             self._error = error
         finally:
+            with suppress(RunError):  # of what can't be kept, whoever runs the rounds hears
+                self._answers.end()
             self._gone.set()
             if self._asked is not None:
                 self._asked.done.set()
@@ -236,10 +272,12 @@ def _request(env: Mapping[str, str], remove: Sequence[str]) -> bytes:
     return json.dumps(request).encode() + b"\n"
 
 
-def _answer(text: bytes | None, round: int) -> dict[str, Any] | None:
-    """Return an answer, or None if there is none or if it makes no sense."""
+def _answer(text: bytes, round: int) -> dict[str, Any] | None:
+    """Return an answer, or None if it makes no sense or is too long."""
+    if len(text) > _MAX_ANSWER_BYTES:
+        return None
     try:
-        answer = json.loads(text or b"")
+        answer = json.loads(text)
     except (ValueError, RecursionError):
         return None
     sane = isinstance(answer, dict) and type(answer.get("round")) is int and answer["round"] == round

@@ -32,6 +32,7 @@ from runner.errors import (
     ArrayError,
     ConnectionLostError,
     DeadlineError,
+    NoFileError,
     RejectedError,
     TransferError,
     WorkerError,
@@ -53,6 +54,7 @@ _SAID = {
     Step.PULL: Said.PULLED,
     Step.CHECK: Said.ACCEPTED,
 }
+_NO_WEIGHTS = "the command did well but wrote no file $ROUNDLOG_WEIGHTS (a link or a folder is none)"
 _MAY_END = frozenset({Said.ACCEPTED, Said.FAILED})
 """What may end a round: a delivery or a failure more."""
 
@@ -263,8 +265,7 @@ class RoundRun:
         size = ended.sizes_bytes.get(self._names["weights"])
         limit = self.files.limit
         if size is None:
-            said = "the command ended well but wrote no file $ROUNDLOG_WEIGHTS (a link or a folder is none)"
-            raise self._reject(rank, "missing", said)
+            raise self._reject(rank, "missing", _NO_WEIGHTS)
         if size > limit:
             raise self._reject(rank, "unreadable", f"{size} bytes; these params need {limit} at most")
         self.deliveries[rank] = Delivery(path, ended.sizes_bytes.get(self._names["metrics"]))
@@ -272,13 +273,17 @@ class RoundRun:
     async def _pull(self, rank: int, traced: TracedConnection) -> None:
         timeout_s = self._loaded.job.deadlines.pull_s
         delivery = self.deliveries[rank]
-        done = await traced.pull(
-            self._names["weights"],
-            self.files.arrived(delivery),
-            max_bytes=self.files.limit,
-            timeout_s=timeout_s,
-            plain_bytes=self.files.pulled_plain_bytes,
-        )
+        try:
+            done = await traced.pull(
+                self._names["weights"],
+                self.files.arrived(delivery),
+                max_bytes=self.files.limit,
+                timeout_s=timeout_s,
+                plain_bytes=self.files.pulled_plain_bytes,
+            )
+        except NoFileError as e:  # of a command that stays, or that removed it in the end; no reason to retry
+            reason = "unreadable" if e.too_large else "missing"
+            raise self._reject(rank, reason, str(e) if e.too_large else _NO_WEIGHTS) from e
         if done.shared is not None:
             delivery.path, delivery.shared = done.shared, True
         if delivery.metrics_bytes is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -88,6 +88,7 @@ class ServerStep:
     ) -> Stepped:
         """Make new params; emit the aggregate, and whom it left out."""
         began = self._recorder.now_us()
+        verdict = self._without_changed(number, deliveries, verdict)
         verdict = self._without_outliers(number, deliveries, verdict)
         if verdict.reason is not None:
             return Stepped(None, verdict.reason, verdict)
@@ -126,12 +127,18 @@ class ServerStep:
                 )
             )
         except (ArrayError, OSError) as e:
+            if _changed(deliveries, ranks):
+                return await self.take(number, params, deliveries, verdict)
             said = f"can't write {target.name}: {plain(e)}" if isinstance(e, OSError) else str(e)
             self._recorder.emit(none(error=said), round=number, since_us=began)
             return Stepped(None, f"no aggregate: {said}", verdict)
         except trio.Cancelled:
             self._recorder.emit(none(error="cancelled"), round=number, since_us=began)
             raise
+        if _changed(deliveries, ranks):
+            for path in (target, *(file.target for file in states)):
+                path.unlink(missing_ok=True)
+            return await self.take(number, params, deliveries, verdict)
         done = event(
             weight_norm=made.weight_norm,
             delta_norm=made.delta_norm,
@@ -188,6 +195,16 @@ class ServerStep:
         for rank in silent:
             self._recorder.emit(Metric(values={}, num_samples=None, error=said), round=number, rank=rank)
 
+    def _without_changed(self, number: int, deliveries: Mapping[int, Delivery], verdict: Verdict) -> Verdict:
+        """Reject weights that were written to after they were checked, as by a command that stays."""
+        changed = _changed(deliveries, verdict.survivors)
+        for rank in changed:
+            said = (
+                "its file was written to after it was handed back: a command has to be done with it by then"
+            )
+            self._recorder.emit(Reject(reason="unreadable", detail=said), round=number, rank=rank)
+        return _without(verdict, changed)
+
     def _without_outliers(self, number: int, deliveries: Mapping[int, Delivery], verdict: Verdict) -> Verdict:
         """Reject the updates that are far longer than the others', if the job says so."""
         k = self._given.outlier_k
@@ -199,11 +216,7 @@ class ServerStep:
             norm = norms[verdict.survivors.index(rank)]
             said = f"its update has the norm {norm:.6g}, more than {k:g} median deviations above the others'"
             self._recorder.emit(Reject(reason="outlier", detail=said), round=number, rank=rank)
-        return replace(
-            verdict,
-            survivors=tuple(rank for rank in verdict.survivors if rank not in far),
-            failed=tuple(sorted({*verdict.failed, *far})),
-        )
+        return _without(verdict, far)
 
 
 def weigh(
@@ -222,6 +235,24 @@ def weigh(
         weight = 1.0 if uniform else count or 0.0
         contributions.append(Contribution(rank, checked.file, weight, checked.norm))
     return "uniform" if uniform else "num_samples", contributions
+
+
+def _without(verdict: Verdict, ranks: list[int]) -> Verdict:
+    """Return a verdict in which some survivors have failed."""
+    return replace(
+        verdict,
+        survivors=tuple(rank for rank in verdict.survivors if rank not in ranks),
+        failed=tuple(sorted({*verdict.failed, *ranks})),
+    )
+
+
+def _changed(deliveries: Mapping[int, Delivery], ranks: Iterable[int]) -> list[int]:
+    """Return whose weights are no longer those that were checked; what simulated workers share stays."""
+    return [
+        rank
+        for rank in ranks
+        if (checked := deliveries[rank].checked) and not deliveries[rank].shared and checked.changed
+    ]
 
 
 def _norm(delivery: Delivery) -> float:

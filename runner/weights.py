@@ -25,11 +25,27 @@ class Checked:
 
     file: Plain
     norm: float
+    stamp: tuple[int, int]
+    """When the file was last written to, and its size."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has written to the file since it was looked at."""
+        return _stamp(self.file.path) != self.stamp
 
 
 def max_weights_bytes(specs: Mapping[str, ArraySpec]) -> int:
     """Return the size above which a file can't be honest weights for these params."""
     return sum(spec.nbytes + 1024 + 6 * len(spec.name) for spec in specs.values()) + _SLACK_BYTES
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return when a file was last written to, in ns, and its size; zeros where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def _go_on() -> None:
@@ -50,6 +66,7 @@ def check_weights(path: Path, params: Path, between: Callable[[], object] = _go_
         ArrayError: it hasn't; ``reason`` says in a word what is wrong.
         OSError: it can't be written anew.
     """
+    stamp = _stamp(path)
     with ArrayFile(params) as old, ArrayFile(path) as file:
         for name, spec in old.specs.items():
             found = file.specs.get(name)
@@ -66,13 +83,18 @@ def check_weights(path: Path, params: Path, between: Callable[[], object] = _go_
         with Stack([Plain(params, old.offsets)]) as before:
             for name in old.specs:
                 squares += _check_finite(file, name, between, before)
-        norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
+        try:
+            norm = math.sqrt(math.fsum(squares))
+        except OverflowError:
+            norm = math.inf
+        if not math.isfinite(norm):  # no average would be finite, no distance could be told
+            raise ArrayError("nonfinite", "its change of the params has no finite length")
         if file.plain:
-            return Checked(Plain(path, file.offsets), norm)
+            return Checked(Plain(path, file.offsets), norm, stamp)
         with ArrayWriter(path, file.format, file.specs) as writer:
             _copy(file, writer, between)
             writer.commit(durable=False)
-    return Checked(Plain.of(path), norm)
+    return Checked(Plain.of(path), norm, _stamp(path))
 
 
 def _check_finite(

@@ -1,8 +1,9 @@
-"""What every transport must do with files; with conformance_exec.py, the suite that all transports pass.
+"""What every transport must do with files; with its two neighbours, the suite that all transports pass.
 
-A transport's test file derives a class from ``Transfers`` and ``Commands`` (a simulated one from ``Anywhere``
-alone) and gives it a fixture ``site``: a ``Site`` that makes connections and can look at the worker's side
-without them.
+A transport's test file derives a class from ``Transfers`` here, ``Commands`` of conformance_exec.py and
+``Residents`` of conformance_resident.py (a simulated one from ``Anywhere`` alone, since nothing is executed)
+and gives it a fixture ``site``: a ``Site`` that makes connections and can look at the worker's side without
+them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import trio.testing
 from jobs import alive
 
 from runner.connection import Connection
-from runner.errors import TransferError
+from runner.errors import NoFileError, TransferError
 from runner.output import Output
 
 MB = 1_000_000
@@ -28,6 +30,9 @@ ESCAPES = ["", ".", "..", "../x", "a/../x", "a/..", "/x", "/etc/x", "a//b", "a/"
 
 class Site(ABC):
     """Where a transport's workers are; the suite's eyes over there."""
+
+    cut: Callable[[Connection], Awaitable[None]] | None = None
+    """Breaks a connection, where it can be broken."""
 
     @abstractmethod
     async def connect(self, rank: int = 0) -> Connection:
@@ -111,7 +116,7 @@ class Anywhere:
     @pytest.mark.trio
     async def test_pull_of_what_is_not_there(self, site: Site, tmp_path: Path):
         connection = await site.connect()
-        with pytest.raises(TransferError, match="can't pull"):
+        with pytest.raises(NoFileError, match="can't pull"):
             await connection.pull("weights-0000.npy", tmp_path / "target", max_bytes=PLENTY)
         assert list(tmp_path.glob("*target*")) == []
 
@@ -302,8 +307,9 @@ class Transfers(Anywhere):
         site.shell(script)
         here = tmp_path / "here"
         here.mkdir()
-        with trio.fail_after(10), pytest.raises(TransferError, match=said):
+        with trio.fail_after(10), pytest.raises(NoFileError, match=said) as caught:
             await connection.pull("thing", here / "target", max_bytes=1000)
+        assert caught.value.too_large == ("more than" in said or "1001" in said)
         assert list(here.iterdir()) == []
 
     @pytest.mark.trio

@@ -71,6 +71,7 @@ def changed(**changes: np.ndarray | None) -> dict[str, np.ndarray]:
         (changed(w=PARAMS["w"].astype(">f4")), "dtype", "dtype >f4, not float32"),
         (changed(w=np.where(PARAMS["w"] == 6, np.nan, PARAMS["w"])), "nonfinite", r"'w' has nan at \(1, 2\)"),
         (changed(b=np.array([0, -np.inf, np.nan])), "nonfinite", r"'b' has -inf at \(1,\)"),
+        (changed(b=np.array([0, 1e200, 1])), "nonfinite", "its change of the params has no finite length"),
         (
             changed(w=np.asfortranarray(np.where(PARAMS["w"] == 6, np.inf, PARAMS["w"]))),
             "nonfinite",

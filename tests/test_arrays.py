@@ -289,6 +289,26 @@ def test_bombs_are_not_blown_up(tmp_path: Path):
     assert peak < 8 << 20
 
 
+@pytest.mark.parametrize("what", ["zip", "safetensors"])
+def test_what_a_file_says_of_its_arrays_is_not_read_without_bounds(tmp_path: Path, what: str):
+    path = tmp_path / "file"
+    if what == "zip":
+        entry = b"PK\1\2" + bytes(24) + b"\xff\xff" + bytes(16) + b"x" * 65_535
+        entries = b"PK\3\4" + entry * 300
+        size = len(entries) - 4
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 300, 300, size, 4, 0)
+        path.write_bytes(entries + end)
+    else:
+        path.write_bytes((20_000_000).to_bytes(8, "little") + b'{"a":[' + b"[]," * 7_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArrayError, match=r"a (directory|header) of \d+ bytes"):
+            ArrayFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_what_is_no_file(tmp_path: Path):
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(ArrayError, match="can't be read"):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import COPY, Run, processes_under, runner, start, toml, write_job
 from simulated import canonical, sim_job
 
-from runner.chaos import Chaos, Plan
+from runner.chaos import Chaos, Injector, Plan
+from runner.connection import Ended, Transferred
+from runner.errors import WorkerError
+from runner.resident import Resident
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -98,6 +104,109 @@ def test_each_kind_in_simulation(tmp_path: Path, kind: str, said: set[str]):
     if kind == "slow":
         assert {e["num_workers"] for e in run.kind("aggregate")} == {4}
         assert max(e["duration_s"] for e in run.kind("exec")) == 20.0
+
+
+class Machine:
+    """A worker without a machine: a transfer takes a second, training ten; it can be struck."""
+
+    address = folder = "nowhere"
+
+    def __init__(self) -> None:
+        self.facts: dict[str, int] = {}
+        self._struck: dict[signal.Signals, trio.Event] = {}
+
+    async def push(self, source: Path, target: str) -> Transferred:  # noqa: ARG002
+        await trio.sleep(1)
+        return Transferred(1)
+
+    async def exec(self, command, *, stdin=None, output, **_: object) -> Ended:  # noqa: ARG002
+        self._struck = {signal.SIGKILL: trio.Event(), signal.SIGSTOP: trio.Event()}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._work, stdin, output, nursery.cancel_scope)
+            await self._struck[signal.SIGKILL].wait()
+            nursery.cancel_scope.cancel()
+            return Ended(-9)
+        self._struck.clear()
+        return Ended(0)
+
+    async def _work(self, stdin, output, scope: trio.CancelScope) -> None:
+        while stdin is None or await anext(stdin, None):
+            with trio.move_on_after(10):
+                await self._struck[signal.SIGSTOP].wait()
+                await trio.sleep_forever()
+            if stdin is None:
+                break
+            output.write(b'roundlog:{"round": 1}\n')
+        scope.cancel()
+
+    async def close(self, *, done: bool = False) -> None:
+        """Do nothing."""
+
+    def strike(self, number: signal.Signals) -> bool:
+        if number in self._struck:
+            self._struck[number].set()
+        return bool(self._struck)
+
+
+Met = list[tuple[float, str, str | None, str | None]]
+
+
+def met(chaos: Chaos, *, resident: bool) -> Met:
+    """Take a worker through 600 rounds of 11 s under faults; return what each call met: when, call, fault."""
+
+    async def run() -> Met:
+        told: Met = []
+
+        async def connect(_: int) -> Machine:
+            return Machine()
+
+        injector = Injector(chaos, 1, connect)
+        env = dict.fromkeys(("ROUNDLOG_ROUND", "ROUNDLOG_PARAMS", "ROUNDLOG_WEIGHTS"), "1")
+        async with trio.open_nursery() as nursery:
+            connection = None
+            for call in ["push", "exec"] * 600:
+                error: str | None = None
+                if connection is None:
+                    connection = await injector.connect(0)
+                    connection = Resident(connection, nursery) if resident else connection
+                try:
+                    with trio.move_on_after(50) as late:
+                        if call == "push":
+                            await connection.push(Path("x"), "x")
+                        else:
+                            ended = await connection.exec("x", env=env, output=Collected())
+                            error = f"exit {ended.exit_code}" if ended.exit_code else None
+                    error = "late" if late.cancelled_caught else error
+                except WorkerError as e:
+                    error = str(e)
+                told.append((round(injector.now_s(), 6), call, connection.injected, error))
+                if error is not None and call == "push":
+                    await connection.close()
+                    connection = None
+            if connection is not None:
+                await connection.close()
+        return told
+
+    return trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class Collected:
+    """Takes output."""
+
+    def write(self, chunk: bytes) -> None:
+        """Take some."""
+
+
+@pytest.mark.parametrize("kinds", [("slow",), ("kill",), ("freeze",), ("cut",), ("slow", "kill", "freeze")])
+def test_a_command_that_stays_meets_each_fault_once_as_one_that_is_started(kinds: tuple):
+    chaos = Chaos(faults_per_hour=12, kinds=kinds, seed=3)  # none comes while another lasts
+    stays, ends = (met(chaos, resident=resident) for resident in (True, False))
+    assert stays == ends
+    plan, planned = Plan(chaos, 0, 1), []
+    while plan.next.at_s < stays[-1][0]:
+        planned.append(plan.take().kind)
+    assert [fault for _, _, fault, _ in stays if fault] == planned
+    assert {call for _, call, fault, _ in stays if fault} == {"push", "exec"}
 
 
 def test_the_same_seed_strikes_the_same(tmp_path: Path):

@@ -45,8 +45,12 @@ def test_check_tells_what_would_happen(tmp_path: Path):
     ("policy", "said"),
     [
         ({"round_retries": 0}, "else stops"),
-        ({"round_retries": 1}, "retries the round once"),
-        ({"round_retries": 5}, "retries the round 5 times"),
+        ({"round_retries": 1}, "retries the round once (lost workers get 5.00 s to return), then stops"),
+        (
+            {"round_retries": 5, "round_backoff_s": 120},
+            "5 times (lost workers get 2m00s to return, twice as long each time), then stops",
+        ),
+        ({"round_backoff_s": 0}, "else retries the round twice, then stops"),
         ({"on_loss": "stop"}, "needs all 2 workers"),
         ({"quorum": 1}, "needs 1 of 2"),
     ],

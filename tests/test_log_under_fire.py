@@ -70,6 +70,7 @@ def test_a_log_that_is_taken_away(tmp_path: Path, way: str):
         run = started.end()
     assert run.code == 1
     assert run.err.count("error: ") == 1, run.err
+    assert ("put the log back" in run.err) == (way != "replaced")
     if way != "folder moved":
         word = "deleted" if way == "deleted" else "moved away"
         assert f"it was {word} while it was being written" in run.err
@@ -99,11 +100,15 @@ def test_a_disk_that_is_full_after_so_many_bytes(tmp_path: Path, size: int):
 def test_a_full_disk_under_real_workers(tmp_path: Path):
     job = write_job(tmp_path, rounds=30)
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (9000, 9000))
-    done = runner("start", job, "--runs", tmp_path / "runs", code=1, preexec_fn=limit, env=unmeasured())
+    runs = tmp_path / "runs"
+    done = runner("start", "-q", job, "--runs", runs, code=1, preexec_fn=limit, env=unmeasured())
     assert done.stderr.count("error: ") == 1, done.stderr
-    (log,) = (tmp_path / "runs").glob("*.jsonl")
+    (log,) = runs.glob("*.jsonl")
     committed_is_true(log, whole(log))
     assert not processes_under(tmp_path)
+    assert f"hint: to go on, make room on the disk, then: runner resume {log}" in done.stderr
+    runner("resume", "-q", log)
+    assert json.loads(log.read_bytes().splitlines()[-1])["status"] == "completed"
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path):

@@ -93,6 +93,83 @@ def test_what_goes_wrong_costs_one_round(tmp_path: Path, fault: str, error: str)
     assert not list(processes_under(tmp_path))
 
 
+def test_one_that_answers_without_reading_ends_no_run(tmp_path: Path):
+    made = job(tmp_path, rounds=4, policy={"quorum": 1, "max_failures": 9})
+    (tmp_path / "train.py").write_text(
+        "import os, shutil, time\nos.close(0)\n"
+        "for number in range(4):\n"
+        "    params, weights = f'params-{number:04}.npy', f'weights-{number:04}.npy'\n"
+        "    while not os.path.exists(params): time.sleep(0.001)\n"
+        "    shutil.copy(params, weights)\n"
+        "    os.write(1, b'roundlog:{\"round\": %d}\\n' % number)\n"
+    )
+    run = start(made, code=1)
+    assert run.one("run_end")["reason"].startswith("round ")
+    errors = {e["error"] for e in run.kind("exec")}
+    assert "the resident command no longer reads its standard input" in errors
+
+
+@pytest.mark.parametrize(
+    ("fault", "changes"),
+    [
+        ("sys.exit(3)", {"train": {"retries": 1}}),
+        ("params = np.float32([[np.nan] * 3] * 2)", {}),
+        ("os.symlink('/dev/null', r.weights)", {}),
+    ],
+)
+def test_the_events_are_those_of_a_command_that_is_started_each_round(
+    tmp_path: Path, fault: str, changes: dict[str, Any]
+):
+    policy = {"quorum": 1, "backoff_s": 0}
+    given = changes.pop("train", {})
+    kept = ("kind", "round", "rank", "attempt", "error", "reason", "survivors", "failed", "output_tail")
+    told = []
+    for resident in (True, False):
+        made = job(
+            tmp_path / str(resident), fault, train={"resident": resident, **given}, policy=policy, **changes
+        )
+        text = (made.parent / "train.py").read_text()
+        (made.parent / "train.py").write_text(text.replace('print("started")\n', ""))
+        run = start(made)
+        events = [
+            {name: e.get(name) for name in kept}
+            for e in run.events
+            if e["kind"] in {"exec", "reject", "aggregate", "round_end", "worker_down", "run_end"}
+        ]
+        told.append(
+            sorted(events, key=lambda e: (e["round"] or 0, e["rank"] or 0, e["kind"], e["attempt"] or 0))
+        )
+    assert told[0] == told[1]
+
+
+def test_weights_that_are_written_to_when_they_should_be_done_are_rejected(tmp_path: Path):
+    made = job(tmp_path, policy={"quorum": 1})
+    script = (tmp_path / "train.py").read_text()
+    (tmp_path / "train.py").write_text(
+        script.replace("from roundlog_rounds", "import threading\nfrom roundlog_rounds")
+        + "    if (rank, r.round) == (0, 1):\n"
+        "        time.sleep(1)\n"  # so that the other's are taken first, and written to
+        "    if (rank, r.round) == (1, 1):\n"
+        "        def again(name=r.weights, last=open(r.weights, 'rb').read()[-4:]):\n"
+        "            with open(name, 'r+b', buffering=0) as file:\n"
+        "                while os.path.exists(name):\n"
+        "                    os.pwrite(file.fileno(), last, os.path.getsize(name) - 4)\n"
+        "        threading.Thread(target=again, daemon=True).start()\n"
+    )
+    run = start(made)
+    assert run.one("reject")["detail"].startswith("its file was written to after it was handed back")
+    assert (run.one("reject")["round"], run.one("reject")["rank"]) == (1, 1)
+    assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 2]
+    assert [e["failed"] for e in run.kind("round_end")] == [[], [1], []]
+
+
+def test_its_last_words_are_kept(tmp_path: Path):
+    made = job(tmp_path)
+    with (tmp_path / "train.py").open("a") as file:
+        file.write("\nprint('saved it all')\n")
+    assert output(start(made), 0).endswith("saved it all\n")
+
+
 def test_a_command_killed_on_purpose_is_logged_as_such(tmp_path: Path):
     chaos = tmp_path / "chaos.toml"
     chaos.write_text('faults_per_hour = 3600\nper_worker = true\nkinds = ["kill"]\nseed = 3\n')
@@ -106,10 +183,9 @@ def test_a_command_killed_on_purpose_is_logged_as_such(tmp_path: Path):
 
 def test_weights_that_are_promised_and_not_there(tmp_path: Path):
     lie = "os.write(1, b'\\nroundlog:{\"round\": 1}\\n'); continue"
-    run = start(job(tmp_path, lie, policy={"quorum": 1, "backoff_s": 0}))
-    assert {e["error"] for e in run.kind("pull", rank=1, round=1)} == {
-        "can't pull weights-0001.npy: No such file or directory"
-    }
+    run = start(job(tmp_path, lie, policy={"quorum": 1}))
+    assert "No such file or directory" in run.one("pull", rank=1, round=1)["error"]
+    assert run.one("reject", rank=1, round=1)["reason"] == "missing"
     assert run.kind("round_end", round=1)[0]["survivors"] == 1
 
 
@@ -169,12 +245,45 @@ def test_answers_are_told_from_output_however_it_is_cut(lines: list[bytes], ende
         at += cut
     mark = b"roundlog:"
     assert answers == [line[len(mark) :] for line in complete if line.startswith(mark)]
-    passed = b"".join(line + b"\n" for line in complete if not line.startswith(mark))
-    held = rest.startswith(mark) or mark.startswith(rest)
-    assert sink.data == passed + (b"" if held else rest)
+
+    def passed(line: bytes, after: bytes) -> bytes:
+        mine = line.startswith(mark) or (not line and after.startswith(mark))
+        return b"" if mine else line + b"\n"
+
+    kept = b"".join(map(passed, complete, whole[1:]))
+    taker.end()
+    assert sink.data in {kept + rest, kept + b"\n" + rest}, "the last empty line is of no answer"
 
 
-def test_an_answer_without_end_is_output():
+def test_an_answer_comes_at_once_and_output_too():
+    answers: list[bytes] = []
+    sink = Collected()
+    taker = Answers(answers.append)
+    taker.output = sink
+    for chunk, output, count in (
+        (b"loss 1\n", b"loss 1\n", 0),
+        (b"half", b"loss 1\nhalf", 0),
+        (b"\nroundlog:1\n", b"loss 1\nhalf\n", 1),
+        (b"\nroundlog:2\nr", b"loss 1\nhalf\n", 2),
+        (b"x", b"loss 1\nhalf\nrx", 2),
+        (b"roundlog:3\n\n", b"loss 1\nhalf\nrxroundlog:3\n", 2),
+        (b"roundlog:4", b"loss 1\nhalf\nrxroundlog:3\n", 2),
+        (b"\n", b"loss 1\nhalf\nrxroundlog:3\n", 3),
+    ):
+        taker.write(chunk)
+        assert (sink.data, len(answers)) == (output, count)
+
+
+def test_much_output_takes_no_long():
+    """Each line costs its own length, however large the piece that it comes in."""
+    sink = Collected()
+    taker = Answers(lambda _: None)
+    taker.output = sink
+    taker.write(b"y\n" * 500_000 + b"roundlog:1\n" * 50_000)
+    assert len(sink.data) == 1_000_000
+
+
+def test_an_answer_without_end_is_told_and_its_rest_is_output():
     answers: list[bytes] = []
     sink = Collected()
     taker = Answers(answers.append)
@@ -182,5 +291,6 @@ def test_an_answer_without_end_is_output():
     taker.write(b"roundlog:")
     for _ in range(40):
         taker.write(b"x" * 65_536)
-    assert not answers
+    assert len(answers) == 1
+    assert len(answers[0]) > 1 << 20
     assert len(sink.data) > 1_000_000

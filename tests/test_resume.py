@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from jobs import COPY, RUNNER, Run, Started, environ, eventually, marked, read_log, runner, start, write_job
+from simulated import sim_job
 
 KILLS = int(os.environ.get("ROUNDLOG_KILLS", "5"))
 TRAIN = """
@@ -26,6 +27,16 @@ params = np.load(os.environ["ROUNDLOG_PARAMS"])
 drawn = np.random.default_rng(seed).standard_normal(params.shape)
 with open(os.environ["ROUNDLOG_WEIGHTS"], "wb") as file:
     np.save(file, params + drawn.astype(params.dtype))
+"""
+STAYS = """
+import os
+import numpy as np
+from roundlog_rounds import rounds
+for r in rounds():
+    params = np.load(r.params)
+    drawn = np.random.default_rng([r.round, int(os.environ["ROUNDLOG_RANK"])]).standard_normal(params.shape)
+    with open(r.weights, "wb") as file:
+        np.save(file, params + drawn.astype(params.dtype))
 """
 
 
@@ -97,6 +108,46 @@ def test_killed_at_any_moment_it_ends_with_the_same_params(tmp_path: Path):
         assert not marked(log.stem)
     assert resumed >= KILLS // 2
     assert sessions == resumed
+
+
+def test_a_command_that_stays_ends_with_its_coordinator_and_goes_on_with_the_next(tmp_path: Path):
+    def job(folder: Path) -> Path:
+        train = {"files": ["train.py", "{rounds}"], "resident": True}
+        made = learning_job(folder, train={"command": ["{python}", "train.py"], **train})
+        (folder / "train.py").write_text(STAYS)
+        return made
+
+    whole = start(job(tmp_path / "whole"), "-q")
+    for kind, count in (("exec_start", 3), ("pull_start", 4)):
+        with Started(job(tmp_path / kind), "-q") as started:
+            log = wait_for(started.runs, kind, count)
+            started.process.kill()
+            started.process.wait()
+        resume(log, "-q")
+        assert (log.parent / run_end(read_log(log, torn=True))["params_path"]).read_bytes() == (
+            whole.params.read_bytes()
+        )
+        assert not marked(log.stem)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.4, 0.77])
+def test_a_simulation_that_was_cut_short_ends_with_the_same_params(tmp_path: Path, share: float):
+    """What a kill leaves is a log that ends anywhere: here it is cut off within a round."""
+    faults = [{"what": what, "probability": 0.2} for what in ("crash", "nan", "vanish")]
+    sim = {"train_s": {"lognormal": {"median": 10, "sigma": 0.3}}}
+    given = {"rounds": 6, "workers": 20, "policy": {"max_failures": 99, "quorum": 1}, "params": {"keep": 99}}
+    whole = start(sim_job(tmp_path, *faults, sim=sim, aggregate={"optimizer": "diloco"}, **given), "-q")
+    expected = whole.params.read_bytes()
+    survivors = [e["survivors"] for e in whole.kind("round_end")]
+    data = whole.log.read_bytes()
+    whole.log.write_bytes(data[: round(share * len(data))])
+    run = resume(whole.log, "-q")
+    events = read_log(whole.log, torn=True)
+    assert (whole.log.parent / run_end(events)["params_path"]).read_bytes() == expected
+    ended = [e for e in events if e["kind"] == "round_end" and e["outcome"] == "ok"]
+    assert [e["survivors"] for e in ended] == survivors
+    assert max(e["attempt"] for e in events if e["kind"] == "round_start") == 2
+    assert run.code == 0
 
 
 def run_end(events: list[dict]) -> dict:

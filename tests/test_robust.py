@@ -144,6 +144,25 @@ def test_clipping(tmp_path: Path):
     assert made.delta_norm <= 2**0.5, "the whole number's step is 1"
 
 
+@pytest.mark.parametrize("method", ["krum", "geometric_median", "own"])
+def test_clipping_comes_before_anything_else(tmp_path: Path, method: str):
+    weights = np.stack([OLD + WEIGHTS[0], OLD + 30 * WEIGHTS[1], OLD + WEIGHTS[2], OLD - 20 * WEIGHTS[3]])
+    weights = weights.astype(np.float32)
+    updates = weights.astype(float) - OLD
+    updates *= np.minimum(1, 1 / np.linalg.norm(updates, axis=1))[:, None]
+    own = {"combine": lambda inputs: {"x": inputs.weights[1]["x"]}} if method == "own" else {}
+    recipe = Recipe(method="mean" if own else method, clip_norm=1.0)
+    _, new, _ = combined(tmp_path, recipe, weights, **own)
+    if method == "own":
+        expected = updates[1]
+    elif method == "krum":
+        (chosen,) = krum_by_the_book(updates, 0, 1)
+        expected = updates[chosen]
+    else:
+        expected = robust.geometric_median(updates @ updates.T, np.arange(1, 5) / 10) @ updates
+    np.testing.assert_allclose(new - OLD, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_clipping_what_is_short_changes_no_bit(tmp_path: Path):
     plain = combined(tmp_path, Recipe())[0].sha256
     assert combined(tmp_path, Recipe(clip_norm=1e9))[0].sha256 == plain

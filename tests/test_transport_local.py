@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conformance import Folders, Transfers
 from conformance_exec import Commands, printed
+from conformance_resident import Residents
 
 from runner.connection import Connection
 from runner.errors import LogError, TransferError
@@ -40,6 +41,10 @@ class TestTransfers(Transfers):
 
 class TestCommands(Commands):
     """Exec and close of the suite."""
+
+
+class TestResidents(Residents):
+    """Commands that stay, of the suite."""
 
 
 @pytest.mark.trio

@@ -13,6 +13,7 @@ import trio
 import trio_asyncio
 from conformance import MB, Folders, Transfers, made
 from conformance_exec import Commands, printed
+from conformance_resident import Residents, ResidentsFarAway
 from jobs import eventually_async
 from msgspec import structs
 from sshd import Sshd, descendants
@@ -58,6 +59,9 @@ class Remote(Folders):
         self.made.append(await self.machines.connect(rank))
         return self.made[-1]
 
+    async def cut(self, connection: Connection) -> None:
+        connection._connection.abort()
+
 
 @pytest.fixture
 async def site(server: Sshd, tmp_path: Path) -> AsyncIterator[Remote]:
@@ -74,6 +78,10 @@ class TestTransfers(Transfers):
 
 class TestCommands(Commands):
     """Exec and close of the suite."""
+
+
+class TestResidents(Residents, ResidentsFarAway):
+    """Commands that stay, of the suite."""
 
 
 @pytest.mark.trio

@@ -40,6 +40,8 @@ KEY = "roundlog_wire"
 PLAIN = "plain"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ANSWER = b"roundlog:"
+_LONGEST = 1 << 20
+"""Bytes of an answer: the other end takes no more."""
 _MOST = 127
 CODES = {
     "float64": "F64",
@@ -388,9 +390,10 @@ class Stays:
             while held:
                 line, newline, rest = held.partition(b"\n")
                 mine = at_start and line.startswith(_ANSWER)
-                if not newline and at_start and (mine or _ANSWER.startswith(line)):
+                whole = newline or len(line) > _LONGEST
+                if not whole and at_start and (mine or _ANSWER.startswith(line)):
                     break
-                _print(self._answer(line) + newline if mine else line + newline)
+                _print(self._answer(line) + newline if mine and newline else line + newline)
                 at_start, held = bool(newline), rest
         _print(held)
         return self._process.wait()

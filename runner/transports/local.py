@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from runner.connection import GONE, Ended, Sink, Transferred, checked_name
-from runner.errors import CommandError, ConnectionLostError, TransferError
+from runner.errors import CommandError, ConnectionLostError, NoFileError, TransferError
 from runner.job import PYTHON, Command
 from runner.recycle import open_part, set_aside
 from runner.simtime import in_thread
@@ -105,7 +105,8 @@ class LocalConnection:
                 size = _pullable(source, part, max_bytes)
                 part.replace(target)
         except OSError as e:
-            raise TransferError(f"can't pull {source}: {e.strerror}") from e
+            error = NoFileError if e.errno in {errno.ENOENT, errno.ENOTDIR} else TransferError
+            raise error(f"can't pull {source}: {e.strerror}") from e
         finally:
             part.unlink(missing_ok=True)
         await trio.lowlevel.checkpoint()
@@ -300,13 +301,14 @@ def _pullable(name: str, path: Path, max_bytes: int) -> int:
     """Return the size of a regular file that is not too large.
 
     Raises:
-        TransferError: it is another thing or larger.
+        NoFileError: it is another thing or larger.
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise TransferError(f"can't pull {name}: it is no regular file")
+        raise NoFileError(f"can't pull {name}: it is no regular file")
     if status.st_size > max_bytes:
-        raise TransferError(f"can't pull {name}: it has {status.st_size} bytes, more than {max_bytes}")
+        said = f"can't pull {name}: it has {status.st_size} bytes, more than {max_bytes}"
+        raise NoFileError(said, too_large=True)
     return status.st_size
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
-from runner.errors import ConnectionLostError, RunError, TransferError, WorkerError
+from runner.errors import ConnectionLostError, NoFileError, RunError, TransferError, WorkerError
 from runner.job import Command
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
@@ -66,6 +67,9 @@ class World:
         self.began_s = began_s
         self.round = 0
         self.attempt = 1
+        """Which try it is, those aside that were cut short: what is drawn in them is drawn again."""
+        self.cut_short = Counter[int]()
+        """How many tries of a round were cut short."""
         self.up = SharedLine(sim.uplink_bytes_per_s or math.inf, clock)
         self.down = SharedLine(sim.downlink_bytes_per_s or math.inf, clock)
         self.train_s = Sampler(sim.train_s, folder)
@@ -84,7 +88,8 @@ class World:
     def __call__(self, event: Mapping[str, object]) -> None:
         """Take an event of the log."""
         if event["kind"] == "round_start":
-            self.round, self.attempt = int(str(event["round"])), int(str(event["attempt"]))
+            self.round = int(str(event["round"]))
+            self.attempt = int(str(event["attempt"])) - self.cut_short[self.round]
             for path, _ in self._made.values():
                 path.unlink(missing_ok=True)
             self._made.clear()
@@ -214,9 +219,11 @@ class SimConnection:
         self._begin()
         size = self._ready.get(source)
         if size is None:
-            raise TransferError(f"can't pull {source}: No such file or directory")
+            raise NoFileError(f"can't pull {source}: No such file or directory")
         if size > max_bytes:
-            raise TransferError(f"can't pull {source}: it has {size} bytes, more than {max_bytes}")
+            raise NoFileError(
+                f"can't pull {source}: it has {size} bytes, more than {max_bytes}", too_large=True
+            )
         weights = source.startswith("weights-")
         taken = self._world.sim.params_bytes if weights else size
         await self._travel("pull", taken, self._world.down)

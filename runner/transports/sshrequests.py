@@ -16,7 +16,7 @@ import trio
 
 from runner.arrays import sha256_of
 from runner.connection import Transferred
-from runner.errors import ConnectionLostError, TransferError
+from runner.errors import ConnectionLostError, NoFileError, TransferError
 from runner.transports import sshscript
 from runner.transports.sshtalk import Shell, number, out_of_turn, size_or_none
 from schemas.text import printable
@@ -152,7 +152,7 @@ async def get(shell: Shell, name: str, target: Path, part: Path, max_bytes: int)
             await shell.ask(f"get {sshscript.path(name)} {max_bytes} {taker.offset}")
             said = await shell.expect("raw", "no")
             if said[0] == "no":
-                raise TransferError(f"can't pull {name}: {refusal(said[1:], max_bytes)}")
+                raise refusal(name, said[1:], max_bytes)
             said = await shell.expect("sum")
         finally:
             shell.taker = None
@@ -199,17 +199,18 @@ def _take_fact(facts: dict[str, str | int | float], name: str, value: str) -> No
         facts[name.replace("_kib", "_bytes")] = figure * (1024 if name.endswith("_kib") else 1)
 
 
-def refusal(words: list[str], max_bytes: int) -> str:
-    """Return why a file is not sent, in words."""
-    match words[0]:
-        case "such":
-            return "No such file or directory: nothing is there"
-        case "large":
-            return f"it has {words[1]} bytes, more than {max_bytes}"
-        case "regular":
-            return "it is no regular file"
+def refusal(name: str, words: list[str], max_bytes: int) -> NoFileError:
+    """Return why a file is not sent."""
+    match words:
+        case ["such", *_]:
+            why = "No such file or directory: nothing is there"
+        case ["large", size, *_] if size_or_none(size) is not None:
+            why = f"it has {size} bytes, more than {max_bytes}"
+        case ["regular", *_]:
+            why = "it is no regular file"
         case _:
-            return "it can't be read"
+            why = "it can't be read"
+    return NoFileError(f"can't pull {name}: {why}", too_large=words[:1] == ["large"])
 
 
 def unstartable(words: list[str]) -> str:
