@@ -10,7 +10,8 @@ WITH numbered AS (
            row_number() OVER (PARTITION BY run_no, round ORDER BY seq) AS nth
     FROM store.events WHERE kind = 'round_start' AND round IS NOT NULL)
 SELECT run_no, round, seq, t_us, active_nodes, total_nodes, params_sha256,
-       nth + max(coalesce(attempt, nth) - nth) OVER (PARTITION BY run_no, round ORDER BY seq) AS attempt
+       nth + max(coalesce(attempt, nth) - nth) OVER (PARTITION BY run_no, round ORDER BY seq) AS attempt,
+       count(*) OVER (PARTITION BY run_no, round) AS tries
 FROM numbered;
 
 -- Each resume begins a session; a session's end is where an open span ends at the latest.
@@ -23,43 +24,70 @@ SELECT run_no, seq AS from_seq,
 FROM begun;
 
 CREATE TABLE store.session_ends AS
-SELECT s.run_no, s.from_seq, min(e.t_us) AS start_us, max(e.t_us) AS end_us
+SELECT s.run_no, s.from_seq, any_value(s.to_seq) AS to_seq, min(e.t_us) AS start_us, max(e.t_us) AS end_us
 FROM store.events e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq
-GROUP BY ALL;
+GROUP BY s.run_no, s.from_seq;
+
+-- To which try an event of a round that was tried more than once belongs. For other rounds, nearly all, the try is known
+-- without a look for the nearest, which sorts.
+CREATE TABLE store.retried AS
+WITH again AS (SELECT run_no, round FROM store.tries WHERE tries > 1 GROUP BY ALL),
+mine AS (SELECT e.run_no, e.round, e.seq FROM store.events e JOIN again USING (run_no, round))
+SELECT e.run_no, e.seq, coalesce(s.attempt, 1) AS attempt
+FROM mine e ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
 
 CREATE TABLE store.placed AS
-SELECT e.run_no, e.round, CASE WHEN e.round IS NOT NULL THEN coalesce(s.attempt, 1) END AS attempt, e.seq, e.kind,
-       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.plain_bytes, e.exit_code, e.output_tail, e.output_path,
-       e.error, e.attempt AS try, e.command
-FROM store.events e
-ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
+SELECT e.run_no, e.round,
+       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt,
+       e.seq, e.kind, e.rank, e.t_us
+FROM store.events e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
+LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
+
+-- Starts without their end: the next of the same kind from the worker is none. A code for each kind, its opposite for
+-- its end, is sorted faster than names.
+CREATE TABLE store.unended AS
+WITH marks AS (
+    SELECT run_no, coalesce(rank, -9223372036854775808) AS who, seq, t_us,
+           CASE kind WHEN 'push_start' THEN 1 WHEN 'exec_start' THEN 2 WHEN 'pull_start' THEN 3
+                     WHEN 'push' THEN -1 WHEN 'exec' THEN -2 WHEN 'pull' THEN -3 ELSE 0 END::TINYINT AS code
+    FROM store.events
+    WHERE kind IN ('push', 'exec', 'pull', 'push_start', 'exec_start', 'pull_start', 'worker_down')),
+-- Nearly every start is followed at once by its end; only for the others it is looked for.
+loose AS (
+    SELECT * FROM (
+        SELECT *, lead(code) OVER worker AS next_code, lead(t_us) OVER worker AS next_us, lead(seq) OVER worker AS next_seq
+        FROM marks WINDOW worker AS (PARTITION BY run_no, who ORDER BY seq))
+    WHERE code > 0 AND next_code IS DISTINCT FROM -code),
+same AS (
+    SELECT run_no, who, seq, abs(code) AS code, code < 0 AS ends FROM marks
+    WHERE (run_no, who, abs(code)) IN (SELECT (run_no, who, code) FROM loose))
+SELECT l.run_no, l.seq, ['push', 'exec', 'pull'][l.code] AS kind, l.next_us, l.next_seq
+FROM loose l ASOF LEFT JOIN same n ON l.run_no = n.run_no AND l.who = n.who AND l.code = n.code AND l.seq < n.seq
+WHERE n.ends IS DISTINCT FROM true;
 
 CREATE TABLE store.spans AS
-WITH marks AS (
-    SELECT *, lead(kind) OVER same AS next_same, lead(t_us) OVER worker AS next_us, lead(seq) OVER worker AS next_seq
-    FROM store.placed
-    WHERE kind IN ('push', 'exec', 'pull', 'push_start', 'exec_start', 'pull_start', 'worker_down')
-    WINDOW same AS (PARTITION BY run_no, rank, replace(kind, '_start', '') ORDER BY seq),
-           worker AS (PARTITION BY run_no, rank ORDER BY seq)),
-open AS (
-    SELECT m.*, replace(m.kind, '_start', '') AS base, s.end_us AS session_us,
-           CASE WHEN m.next_seq < b.to_seq THEN m.next_us END AS until_us
-    FROM marks m
-    ASOF JOIN store.session_ends s ON m.run_no = s.run_no AND m.seq >= s.from_seq
-    JOIN store.sessions b ON b.run_no = s.run_no AND b.from_seq = s.from_seq
-    WHERE m.kind LIKE '%\_start' ESCAPE '\' AND m.next_same IS DISTINCT FROM replace(m.kind, '_start', '')),
+WITH open AS (
+    SELECT e.run_no, e.round, e.seq, o.kind, e.rank, e.t_us, coalesce(e.path, e.command) AS path, e.attempt AS try,
+           greatest(coalesce(CASE WHEN o.next_seq < s.to_seq THEN o.next_us END, s.end_us), e.t_us) AS end_us
+    FROM store.unended o
+    ASOF JOIN store.session_ends s ON o.run_no = s.run_no AND o.seq >= s.from_seq
+    JOIN store.events e ON e.run_no = o.run_no AND e.seq = o.seq
+    WHERE e.kind IN ('push_start', 'exec_start', 'pull_start')),
 every AS (
-    SELECT run_no, round, attempt, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us,
-           duration_us, false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, try
-    FROM store.placed WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
+    SELECT run_no, round, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us, duration_us,
+           false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, attempt AS try
+    FROM store.events WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
     UNION ALL
-    SELECT run_no, round, attempt, seq, base, rank, t_us, greatest(coalesce(until_us, session_us), t_us),
-           greatest(coalesce(until_us, session_us), t_us) - t_us, true, coalesce(path, command), NULL, NULL, NULL,
-           NULL, NULL, NULL, NULL, try
+    SELECT run_no, round, seq, kind, rank, t_us, end_us, end_us - t_us, true, path, NULL, NULL, NULL, NULL, NULL,
+           NULL, NULL, try
     FROM open)
-SELECT *, CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
+SELECT e.run_no, e.round,
+       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt,
+       e.* EXCLUDE (run_no, round),
+       CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
        error IS NOT NULL OR (kind = 'exec' AND coalesce(exit_code, 0) <> 0) AS failed
-FROM every;
+FROM every e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
+LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
 
 CREATE TABLE store.rounds AS
 WITH seen AS (
@@ -88,13 +116,13 @@ longest AS (
 ends AS (
     SELECT p.run_no, p.round, p.attempt, e.seq, e.t_us, e.duration_us, e.survivors, e.total_nodes, e.outcome, e.reason
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'round_end' AND p.round IS NOT NULL
+    WHERE p.kind = 'round_end' AND e.kind = 'round_end' AND p.round IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
 made AS (
     SELECT p.run_no, p.round, p.attempt, e.num_workers, e.weight_norm, e.delta_norm, e.ranks,
            e.method, e.weighting, e.params_sha256, e.error
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'aggregate' AND p.round IS NOT NULL
+    WHERE p.kind = 'aggregate' AND e.kind = 'aggregate' AND p.round IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
 job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
 timed AS (
@@ -133,12 +161,14 @@ traces AS (
            bool_or(open) AS open, bool_or(kind = 'pull' AND NOT failed AND NOT open) AS pulled
     FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL),
 kept_out AS (
-    SELECT run_no, round, attempt, rank FROM store.placed WHERE kind = 'reject' GROUP BY ALL)
+    SELECT run_no, round, attempt, rank FROM store.placed WHERE kind = 'reject' GROUP BY ALL),
+averaged AS (
+    SELECT DISTINCT run_no, round, attempt, unnest(averaged) AS rank FROM store.rounds)
 SELECT e.*, coalesce(t.push_us, 0) AS push_us, coalesce(t.train_us, 0) AS train_us, coalesce(t.pull_us, 0) AS pull_us,
        coalesce(t.bytes_up, 0) AS bytes_up, coalesce(t.bytes_down, 0) AS bytes_down,
        coalesce(t.failures, 0) AS failures,
        CASE WHEN t.rank IS NULL THEN 'absent'
-            WHEN list_contains(r.averaged, e.rank) THEN 'survived'
+            WHEN a.rank IS NOT NULL THEN 'survived'
             WHEN k.rank IS NOT NULL THEN 'rejected'
             WHEN t.last_failed THEN 'failed'
             WHEN t.open THEN 'open'
@@ -147,7 +177,8 @@ SELECT e.*, coalesce(t.push_us, 0) AS push_us, coalesce(t.train_us, 0) AS train_
             ELSE 'not used' END AS state
 FROM expected e JOIN store.rounds r USING (run_no, round, attempt)
 LEFT JOIN traces t USING (run_no, round, attempt, rank)
-LEFT JOIN kept_out k USING (run_no, round, attempt, rank);
+LEFT JOIN kept_out k USING (run_no, round, attempt, rank)
+LEFT JOIN averaged a USING (run_no, round, attempt, rank);
 
 -- Each worker's time in a round, cut into pieces without gap or overlap; and the coordinator's spans.
 CREATE TABLE store.segments AS
@@ -159,14 +190,18 @@ WITH mine AS (
     FROM store.spans s JOIN store.rounds r USING (run_no, round, attempt)
     WHERE s.rank IS NOT NULL AND s.start_us <= r.end_us),
 walked AS (
-    SELECT *, lag(failed) OVER life AS before_failed,
-           row_number() OVER here = 1 AS first_here, lead(start_us) OVER here AS next_us,
+    SELECT *, row_number() OVER here = 1 AS first_here, lead(start_us) OVER here AS next_us,
            -- No overlap: a span begins where the latest end before it was.
            greatest(start_us, coalesce(max(end_us) OVER (here ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
                                        start_us)) AS from_us
     FROM mine
-    WINDOW life AS (PARTITION BY run_no, rank ORDER BY start_us, seq),
-           here AS (PARTITION BY run_no, round, attempt, rank ORDER BY start_us, seq)),
+    WINDOW here AS (PARTITION BY run_no, round, attempt, rank ORDER BY start_us, seq)),
+-- Spans whose worker had failed just before; of workers that never failed there are none.
+after_failure AS (
+    SELECT run_no, seq FROM (
+        SELECT run_no, seq, lag(failed) OVER (PARTITION BY run_no, rank ORDER BY start_us, seq) AS before_failed FROM mine
+        WHERE (run_no, rank) IN (SELECT (run_no, rank) FROM mine WHERE failed))
+    WHERE before_failed),
 going AS (
     SELECT u.run_no, any_value(l.running) AS running, max(r.nth) AS last_nth
     FROM store.runs u JOIN store.logs l USING (log_no) JOIN store.rounds r USING (run_no) GROUP BY u.run_no),
@@ -182,9 +217,9 @@ pieces AS (
            NULL, false, greatest(end_us, from_us), coalesce(next_us, round_end_us)
     FROM walked LEFT JOIN store.worker_rounds w USING (run_no, round, attempt, rank)
     UNION ALL  -- before the first
-    SELECT run_no, round, attempt, rank, NULL, CASE WHEN before_failed THEN 'dead' ELSE 'wait' END, NULL, false,
+    SELECT w.run_no, round, attempt, rank, NULL, CASE WHEN f.seq IS NOT NULL THEN 'dead' ELSE 'wait' END, NULL, false,
            round_start_us, start_us
-    FROM walked WHERE first_here
+    FROM walked w LEFT JOIN after_failure f ON w.run_no = f.run_no AND w.seq = f.seq WHERE first_here
     UNION ALL  -- no trace at all; in a round that is still going on that may mean: not yet
     SELECT w.run_no, w.round, w.attempt, w.rank, NULL,
            CASE WHEN r.done OR NOT g.running OR f.failed OR r.nth < g.last_nth THEN 'dead' ELSE 'wait' END,
@@ -393,7 +428,8 @@ absent AS (
     WHERE w.state = 'absent' AND r.done),
 rejected AS (
     SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, e.reason, e.detail, e.reason IN ('late', 'deadline') AS given_up
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq WHERE p.kind = 'reject'),
+    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
+    WHERE p.kind = 'reject' AND e.kind = 'reject'),
 every AS (
     SELECT run_no, round, attempt, rank, seq,
            CASE phase WHEN 'push' THEN 'push failed' WHEN 'pull' THEN 'pull failed' WHEN 'train' THEN 'training failed'
@@ -416,7 +452,7 @@ every AS (
     UNION ALL
     SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'metrics not used', e.error, NULL
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'metric' AND e.error IS NOT NULL
+    WHERE p.kind = 'metric' AND e.kind = 'metric' AND e.error IS NOT NULL
     UNION ALL
     SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
            d.reason || ': ' || d.detail, NULL
