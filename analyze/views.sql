@@ -24,9 +24,14 @@ SELECT run_no, seq AS from_seq,
 FROM begun;
 
 CREATE TABLE store.session_ends AS
-SELECT s.run_no, s.from_seq, any_value(s.to_seq) AS to_seq, min(e.t_us) AS start_us, max(e.t_us) AS end_us
-FROM store.events e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq
-GROUP BY s.run_no, s.from_seq;
+WITH once AS (FROM store.sessions WHERE from_seq = -1 AND to_seq = 9223372036854775807),
+resumed AS (SELECT run_no, seq, t_us FROM store.events WHERE run_no NOT IN (SELECT run_no FROM once)),
+every AS (
+    SELECT e.run_no, s.from_seq, s.to_seq, e.t_us FROM store.events e JOIN once s USING (run_no)
+    UNION ALL
+    SELECT e.run_no, s.from_seq, s.to_seq, e.t_us
+    FROM resumed e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq)
+SELECT run_no, from_seq, to_seq, min(t_us) AS start_us, max(t_us) AS end_us FROM every GROUP BY ALL;
 
 -- To which try an event of a round that was tried more than once belongs. For other rounds, nearly all, the try is known
 -- without a look for the nearest, which sorts.
@@ -89,11 +94,20 @@ SELECT e.run_no, e.round,
 FROM every e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
 LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
 
-CREATE TABLE store.rounds AS
+-- What any event of a try shows of it.
+CREATE TABLE store.seen AS
 WITH seen AS (
     SELECT run_no, round, attempt, min(seq) AS first_seq, min(t_us) AS first_us, max(t_us) AS last_us,
-           count(DISTINCT rank) AS ranks, max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
-    FROM store.placed WHERE round IS NOT NULL GROUP BY ALL),
+           max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
+    FROM store.placed WHERE round IS NOT NULL GROUP BY ALL)
+SELECT *, row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth FROM seen;
+
+CREATE TABLE store.rounds AS
+WITH ranks AS ( -- where no start says how many took part
+    SELECT run_no, round, attempt, count(DISTINCT rank) AS ranks FROM store.placed
+    WHERE round IS NOT NULL AND (run_no, round, attempt) NOT IN (
+        SELECT (run_no, round, attempt) FROM store.tries WHERE active_nodes IS NOT NULL)
+    GROUP BY ALL),
 sums AS (
     SELECT run_no, round, attempt,
            min(start_us) AS first_start_us, max(end_us) AS last_end_us,
@@ -126,21 +140,20 @@ made AS (
     QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
 job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
 timed AS (
-    SELECT seen.*, sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
+    SELECT seen.* EXCLUDE (nth), sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
            coalesce(e.t_us - e.duration_us, t.t_us, least(seen.first_us, sums.first_start_us)) AS start_us,
            coalesce(e.t_us, greatest(seen.last_us, sums.last_end_us), seen.last_us) AS end_us,
            CASE WHEN e.seq IS NULL THEN 'open' ELSE coalesce(e.outcome, 'ok') END AS outcome, e.reason,
            coalesce(e.survivors, m.num_workers) AS survivors,
            greatest(coalesce(e.total_nodes, t.total_nodes, j.total_nodes, 0), coalesce(seen.most_rank, 0))
                AS total_nodes,
-           coalesce(t.active_nodes, seen.ranks) AS active_nodes,
+           coalesce(t.active_nodes, c.ranks) AS active_nodes,
            m.num_workers, m.weight_norm, m.delta_norm, m.ranks AS averaged, m.method, m.weighting,
-           m.params_sha256, l.longest_push_us, l.longest_train_us, l.longest_pull_us
-    FROM seen LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
+           m.params_sha256, l.longest_push_us, l.longest_train_us, l.longest_pull_us, seen.nth
+    FROM store.seen LEFT JOIN ranks c USING (run_no, round, attempt) LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
     LEFT JOIN made m USING (run_no, round, attempt) LEFT JOIN longest l USING (run_no, round, attempt)
     LEFT JOIN store.tries t USING (run_no, round, attempt) LEFT JOIN job j USING (run_no))
 SELECT *, end_us - start_us AS duration_us,
-       row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth,
        count(*) OVER (PARTITION BY run_no, round) AS tries
 FROM timed;
 
@@ -339,7 +352,7 @@ WITH sides AS (
            count(*), min(position)
     FROM store.metrics WHERE rank IS NOT NULL GROUP BY ALL)
 SELECT u.run, b.run_no, r.nth, b.round, b.attempt, b.name, b.source, b.value, b.reports, b.position
-FROM sides b JOIN store.rounds r USING (run_no, round, attempt) JOIN store.runs u USING (run_no);
+FROM sides b JOIN store.seen r USING (run_no, round, attempt) JOIN store.runs u USING (run_no);
 
 CREATE VIEW runs AS
 WITH started AS (
@@ -387,26 +400,27 @@ FROM store.runs u JOIN store.logs l USING (log_no) JOIN span b USING (run_no) LE
 LEFT JOIN ended e USING (run_no) LEFT JOIN summed m USING (run_no) LEFT JOIN loose o USING (run_no)
 LEFT JOIN last_metric x USING (run_no);
 
+CREATE TABLE store.places AS
+SELECT run_no, rank, arg_max(address, seq) FILTER (kind = 'worker_up') AS address,
+       arg_max(facts, seq) FILTER (kind = 'worker_up') AS facts, count(*) FILTER (kind = 'worker_up') AS joined,
+       count(*) FILTER (kind = 'worker_down') AS left_count, arg_max(kind, seq) AS last_kind,
+       arg_max(reason, seq) FILTER (kind = 'worker_down') AS down_reason, coalesce(bool_or(for_good), false) AS for_good
+FROM store.events WHERE rank IS NOT NULL AND kind IN ('worker_up', 'worker_down') GROUP BY ALL;
+
+CREATE TABLE store.work AS
+SELECT run_no, rank, count(*) FILTER (state = 'survived') AS survived, count(*) FILTER (state = 'rejected') AS rejected,
+       count(*) FILTER (state = 'failed') AS failed, count(*) FILTER (state = 'absent') AS absent, count(*) AS rounds,
+       sum(push_us)::BIGINT AS push_us, sum(train_us)::BIGINT AS train_us, sum(pull_us)::BIGINT AS pull_us,
+       sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
+       median(train_us) FILTER (state = 'survived') AS median_train_us
+FROM store.worker_rounds GROUP BY ALL;
+
 CREATE VIEW workers AS
-WITH places AS (
-    SELECT run_no, rank, arg_max(address, seq) FILTER (kind = 'worker_up') AS address,
-           arg_max(facts, seq) FILTER (kind = 'worker_up') AS facts, count(*) FILTER (kind = 'worker_up') AS joined,
-           count(*) FILTER (kind = 'worker_down') AS left_count, arg_max(kind, seq) AS last_kind,
-           arg_max(reason, seq) FILTER (kind = 'worker_down') AS down_reason,
-           coalesce(bool_or(for_good), false) AS for_good
-    FROM store.events WHERE rank IS NOT NULL AND kind IN ('worker_up', 'worker_down') GROUP BY ALL),
-work AS (
-    SELECT run_no, rank, count(*) FILTER (state = 'survived') AS survived, count(*) FILTER (state = 'rejected') AS rejected,
-           count(*) FILTER (state = 'failed') AS failed, count(*) FILTER (state = 'absent') AS absent,
-           count(*) AS rounds, sum(push_us)::BIGINT AS push_us, sum(train_us)::BIGINT AS train_us,
-           sum(pull_us)::BIGINT AS pull_us, sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
-           median(train_us) FILTER (state = 'survived') AS median_train_us
-    FROM store.worker_rounds GROUP BY ALL),
-states AS (
+WITH states AS (
     SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS wait_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
-known AS (SELECT run_no, rank FROM places UNION SELECT run_no, rank FROM work)
+known AS (SELECT run_no, rank FROM store.places UNION SELECT run_no, rank FROM store.work)
 SELECT u.run, k.run_no, k.rank, p.address,
        CASE WHEN p.for_good THEN 'left for good' WHEN p.last_kind = 'worker_down' THEN 'left'
             WHEN p.rank IS NOT NULL OR w.survived > 0 THEN 'up' ELSE 'never seen' END AS state,
@@ -415,8 +429,8 @@ SELECT u.run, k.run_no, k.rank, p.address,
        w.push_us / 1e6 AS push_s, w.train_us / 1e6 AS train_s, w.pull_us / 1e6 AS pull_s, t.wait_us / 1e6 AS wait_s,
        t.dead_us / 1e6 AS dead_s, w.median_train_us / 1e6 AS median_train_s, w.push_us, w.train_us, w.pull_us,
        t.wait_us, t.dead_us, coalesce(w.bytes_up, 0) AS bytes_up, coalesce(w.bytes_down, 0) AS bytes_down, p.facts
-FROM known k JOIN store.runs u USING (run_no) LEFT JOIN places p USING (run_no, rank)
-LEFT JOIN work w USING (run_no, rank) LEFT JOIN states t USING (run_no, rank);
+FROM known k JOIN store.runs u USING (run_no) LEFT JOIN store.places p USING (run_no, rank)
+LEFT JOIN store.work w USING (run_no, rank) LEFT JOIN states t USING (run_no, rank);
 
 CREATE VIEW losses AS
 WITH down AS (
@@ -494,15 +508,15 @@ QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) 
 CREATE TABLE store.faults AS
 WITH troubles AS (
     SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, p.t_us, e.injected,
-           CASE WHEN p.kind = 'reject' THEN 'weights rejected' WHEN p.kind = 'worker_down' THEN 'left'
-                WHEN p.kind = 'exec' THEN 'training failed' ELSE p.kind || ' failed' END AS what,
-           p.kind = 'reject' AND e.reason = 'late' AS late
+           CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
+                WHEN e.kind = 'exec' THEN 'training failed' ELSE e.kind || ' failed' END AS what,
+           e.kind = 'reject' AND e.reason = 'late' AS late
     FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
     LEFT JOIN store.rounds r ON p.run_no = r.run_no AND p.round = r.round AND p.attempt = r.attempt
-    WHERE p.rank IS NOT NULL AND p.round IS NOT NULL
+    WHERE e.rank IS NOT NULL AND e.round IS NOT NULL
       AND NOT (coalesce(r.outcome, '') = 'interrupted' AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
-      AND (e.injected IS NOT NULL OR p.kind = 'reject' OR (p.kind = 'worker_down' AND e.reason <> 'failures')
-           OR (p.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
+      AND (e.injected IS NOT NULL OR e.kind = 'reject' OR (e.kind = 'worker_down' AND e.reason <> 'failures')
+           OR (e.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
 judged AS (
     SELECT *, bool_or(late) OVER (PARTITION BY run_no, round, attempt, rank) AS was_late FROM troubles)
 SELECT run_no, round, attempt, rank, min(seq) AS seq, min(t_us) AS t_us, arg_min(what, seq) AS what,
