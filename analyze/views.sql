@@ -8,7 +8,7 @@ CREATE TABLE store.tries AS
 WITH numbered AS (
     SELECT run_no, round, seq, t_us, attempt, active_nodes, total_nodes, params_sha256,
            row_number() OVER (PARTITION BY run_no, round ORDER BY seq) AS nth
-    FROM store.events WHERE kind = 'round_start' AND round IS NOT NULL)
+    FROM store.events_round_start WHERE round IS NOT NULL)
 SELECT run_no, round, seq, t_us, active_nodes, total_nodes, params_sha256,
        nth + max(coalesce(attempt, nth) - nth) OVER (PARTITION BY run_no, round ORDER BY seq) AS attempt,
        count(*) OVER (PARTITION BY run_no, round) AS tries
@@ -18,7 +18,7 @@ FROM numbered;
 CREATE TABLE store.sessions AS
 WITH begun AS (
     SELECT run_no, -1 AS seq FROM store.runs
-    UNION ALL SELECT run_no, seq FROM store.events WHERE kind = 'run_resume')
+    UNION ALL SELECT run_no, seq FROM store.events_run_resume)
 SELECT run_no, seq AS from_seq,
        coalesce(lead(seq) OVER (PARTITION BY run_no ORDER BY seq), 9223372036854775807) AS to_seq
 FROM begun;
@@ -41,10 +41,10 @@ mine AS (SELECT e.run_no, e.round, e.seq FROM store.events e JOIN again USING (r
 SELECT e.run_no, e.seq, coalesce(s.attempt, 1) AS attempt
 FROM mine e ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
 
-CREATE TABLE store.placed AS
-SELECT e.run_no, e.round,
-       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt,
-       e.seq, e.kind, e.rank, e.t_us
+-- Every event and the try it belongs to; which try a span is of the event itself calls its attempt.
+CREATE VIEW store.placed AS
+SELECT e.* EXCLUDE (attempt), e.attempt AS try,
+       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt
 FROM store.events e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
 LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
 
@@ -72,43 +72,34 @@ WHERE n.ends IS DISTINCT FROM true;
 
 CREATE TABLE store.spans AS
 WITH open AS (
-    SELECT e.run_no, e.round, e.seq, o.kind, e.rank, e.t_us, coalesce(e.path, e.command) AS path, e.attempt AS try,
+    SELECT e.run_no, e.round, e.attempt, e.seq, o.kind, e.rank, e.t_us, coalesce(e.path, e.command) AS path, e.try,
            greatest(coalesce(CASE WHEN o.next_seq < s.to_seq THEN o.next_us END, s.end_us), e.t_us) AS end_us
     FROM store.unended o
     ASOF JOIN store.session_ends s ON o.run_no = s.run_no AND o.seq >= s.from_seq
-    JOIN store.events e ON e.run_no = o.run_no AND e.seq = o.seq
+    JOIN store.placed e ON e.run_no = o.run_no AND e.seq = o.seq
     WHERE e.kind IN ('push_start', 'exec_start', 'pull_start')),
 every AS (
-    SELECT run_no, round, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us, duration_us,
-           false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, attempt AS try
-    FROM store.events WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
+    SELECT run_no, round, attempt, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us,
+           duration_us, false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, try
+    FROM store.placed WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
     UNION ALL
-    SELECT run_no, round, seq, kind, rank, t_us, end_us, end_us - t_us, true, path, NULL, NULL, NULL, NULL, NULL,
-           NULL, NULL, try
+    SELECT run_no, round, attempt, seq, kind, rank, t_us, end_us, end_us - t_us, true, path, NULL, NULL, NULL, NULL,
+           NULL, NULL, NULL, try
     FROM open)
-SELECT e.run_no, e.round,
-       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt,
-       e.* EXCLUDE (run_no, round),
-       CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
+SELECT *, CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
        error IS NOT NULL OR (kind = 'exec' AND coalesce(exit_code, 0) <> 0) AS failed
-FROM every e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
-LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
+FROM every;
 
 -- What any event of a try shows of it.
 CREATE TABLE store.seen AS
 WITH seen AS (
-    SELECT run_no, round, attempt, min(seq) AS first_seq, min(t_us) AS first_us, max(t_us) AS last_us,
-           max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
+    SELECT run_no, round, attempt, min(seq) AS first_seq, max(seq) AS last_seq, min(t_us) AS first_us, max(t_us) AS last_us,
+           count(DISTINCT rank) AS ranks, max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
     FROM store.placed WHERE round IS NOT NULL GROUP BY ALL)
 SELECT *, row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth FROM seen;
 
 CREATE TABLE store.rounds AS
-WITH ranks AS ( -- where no start says how many took part
-    SELECT run_no, round, attempt, count(DISTINCT rank) AS ranks FROM store.placed
-    WHERE round IS NOT NULL AND (run_no, round, attempt) NOT IN (
-        SELECT (run_no, round, attempt) FROM store.tries WHERE active_nodes IS NOT NULL)
-    GROUP BY ALL),
-sums AS (
+WITH sums AS (
     SELECT run_no, round, attempt,
            min(start_us) AS first_start_us, max(end_us) AS last_end_us,
            coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0)::BIGINT
@@ -127,30 +118,28 @@ longest AS (
                  sum(duration_us) FILTER (phase = 'pull')::BIGINT AS pull_us
           FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL)
     GROUP BY ALL),
+said AS (FROM store.placed WHERE kind IN ('round_end', 'aggregate') AND round IS NOT NULL),
 ends AS (
-    SELECT p.run_no, p.round, p.attempt, e.seq, e.t_us, e.duration_us, e.survivors, e.total_nodes, e.outcome, e.reason
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'round_end' AND e.kind = 'round_end' AND p.round IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
+    SELECT run_no, round, attempt, seq, t_us, duration_us, survivors, total_nodes, outcome, reason
+    FROM said WHERE kind = 'round_end'
+    QUALIFY row_number() OVER (PARTITION BY run_no, round, attempt ORDER BY seq DESC) = 1),
 made AS (
-    SELECT p.run_no, p.round, p.attempt, e.num_workers, e.weight_norm, e.delta_norm, e.ranks,
-           e.method, e.weighting, e.params_sha256, e.error
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'aggregate' AND e.kind = 'aggregate' AND p.round IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
-job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
+    SELECT run_no, round, attempt, num_workers, weight_norm, delta_norm, ranks, method, weighting, params_sha256, error
+    FROM said WHERE kind = 'aggregate'
+    QUALIFY row_number() OVER (PARTITION BY run_no, round, attempt ORDER BY seq DESC) = 1),
+job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events_run_start GROUP BY ALL),
 timed AS (
-    SELECT seen.* EXCLUDE (nth), sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
+    SELECT seen.* EXCLUDE (last_seq, nth), sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
            coalesce(e.t_us - e.duration_us, t.t_us, least(seen.first_us, sums.first_start_us)) AS start_us,
            coalesce(e.t_us, greatest(seen.last_us, sums.last_end_us), seen.last_us) AS end_us,
            CASE WHEN e.seq IS NULL THEN 'open' ELSE coalesce(e.outcome, 'ok') END AS outcome, e.reason,
            coalesce(e.survivors, m.num_workers) AS survivors,
            greatest(coalesce(e.total_nodes, t.total_nodes, j.total_nodes, 0), coalesce(seen.most_rank, 0))
                AS total_nodes,
-           coalesce(t.active_nodes, c.ranks) AS active_nodes,
+           coalesce(t.active_nodes, seen.ranks) AS active_nodes,
            m.num_workers, m.weight_norm, m.delta_norm, m.ranks AS averaged, m.method, m.weighting,
            m.params_sha256, l.longest_push_us, l.longest_train_us, l.longest_pull_us, seen.nth
-    FROM store.seen LEFT JOIN ranks c USING (run_no, round, attempt) LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
+    FROM store.seen LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
     LEFT JOIN made m USING (run_no, round, attempt) LEFT JOIN longest l USING (run_no, round, attempt)
     LEFT JOIN store.tries t USING (run_no, round, attempt) LEFT JOIN job j USING (run_no))
 SELECT *, end_us - start_us AS duration_us,
@@ -170,7 +159,7 @@ traces AS (
                AS bytes_up,
            coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0)::BIGINT
                AS bytes_down,
-           count(*) FILTER (failed) AS failures, arg_max(failed, (end_us, seq)) AS last_failed,
+           count(*) FILTER (failed) AS failures, arg_max(failed, end_us::HUGEINT * 9223372036854775808 + seq) AS last_failed,
            bool_or(open) AS open, bool_or(kind = 'pull' AND NOT failed AND NOT open) AS pulled
     FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL),
 kept_out AS (
@@ -248,12 +237,11 @@ SELECT * FROM pieces WHERE end_us > start_us OR (seq IS NOT NULL AND end_us = st
 
 CREATE TABLE store.metrics AS
 WITH reported AS (
-    SELECT run_no, round, seq, rank, t_us, num_samples, map_entries(CAST("values" AS MAP(VARCHAR, DOUBLE))) AS entries
-    FROM store.events WHERE kind = 'metric' AND "values" IS NOT NULL),
-single AS (
-    SELECT r.* EXCLUDE (entries), i AS position, entries[i].key AS name, entries[i].value AS value
-    FROM reported r, unnest(range(1, len(entries) + 1)) AS u(i))
-SELECT s.*, p.attempt FROM single s JOIN store.placed p ON s.run_no = p.run_no AND s.seq = p.seq;
+    SELECT run_no, round, seq, rank, t_us, num_samples, map_entries(CAST("values" AS MAP(VARCHAR, DOUBLE))) AS entries,
+           attempt
+    FROM store.placed WHERE kind = 'metric' AND "values" IS NOT NULL)
+SELECT r.* EXCLUDE (entries, attempt), i AS position, entries[i].key AS name, entries[i].value AS value, r.attempt
+FROM reported r, unnest(range(1, len(entries) + 1)) AS u(i);
 
 CREATE VIEW logs AS
 SELECT l.log_no, l.file, l.size_bytes, l.lines, coalesce(r.rejects, 0) AS rejects, l.lines - coalesce(r.rejects, 0) AS events,
@@ -358,7 +346,7 @@ CREATE VIEW runs AS
 WITH started AS (
     SELECT run_no, arg_min(job, seq) AS job, arg_min(versions, seq) AS versions, arg_min(host, seq) AS host,
            arg_min(total_nodes, seq) AS total_nodes, arg_min(params_sha256, seq) AS params_sha256
-    FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
+    FROM store.events_run_start GROUP BY ALL),
 ended AS (
     SELECT run_no, status, reason, params_path -- arg_max passes over nulls, and would tell of an earlier end
     FROM store.events WHERE kind IN ('run_end', 'run_resume') -- what was gone on with has not ended
@@ -434,16 +422,15 @@ LEFT JOIN store.work w USING (run_no, rank) LEFT JOIN states t USING (run_no, ra
 
 CREATE VIEW losses AS
 WITH down AS (
-    SELECT run_no, round, rank, seq, reason, detail, for_good FROM store.events WHERE kind = 'worker_down'),
+    SELECT run_no, round, rank, seq, reason, detail, for_good FROM store.events_worker_down),
 absent AS (
     SELECT w.run_no, w.rank, w.round, w.attempt, r.nth, r.first_seq,
            r.nth - row_number() OVER (PARTITION BY w.run_no, w.rank ORDER BY r.nth) AS island
     FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt)
     WHERE w.state = 'absent' AND r.done),
 rejected AS (
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, e.reason, e.detail, e.reason IN ('late', 'deadline') AS given_up
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'reject' AND e.kind = 'reject'),
+    SELECT run_no, round, attempt, rank, seq, reason, detail, reason IN ('late', 'deadline') AS given_up
+    FROM store.placed WHERE kind = 'reject'),
 every AS (
     SELECT run_no, round, attempt, rank, seq,
            CASE phase WHEN 'push' THEN 'push failed' WHEN 'pull' THEN 'pull failed' WHEN 'train' THEN 'training failed'
@@ -464,9 +451,8 @@ every AS (
            CASE WHEN given_up THEN detail ELSE reason || ': ' || detail END, NULL
     FROM rejected
     UNION ALL
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'metrics not used', e.error, NULL
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'metric' AND e.kind = 'metric' AND e.error IS NOT NULL
+    SELECT run_no, round, attempt, rank, seq, 'metrics not used', error, NULL
+    FROM store.placed WHERE kind = 'metric' AND error IS NOT NULL
     UNION ALL
     SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
            d.reason || ': ' || d.detail, NULL
@@ -477,10 +463,8 @@ every AS (
                 ELSE 'in rounds ' || min(round) || ' to ' || max(round) END, NULL
     FROM absent GROUP BY run_no, rank, island
     UNION ALL
-    SELECT run_no, round, attempt, NULL, last_seq, 'round ' || outcome, coalesce(reason, ''), duration_us
-    FROM (SELECT *, (SELECT max(seq) FROM store.placed p WHERE p.run_no = r.run_no AND p.round = r.round
-                     AND p.attempt = r.attempt) AS last_seq
-          FROM store.rounds r WHERE done AND outcome <> 'ok'))
+    SELECT run_no, round, attempt, NULL, s.last_seq, 'round ' || outcome, coalesce(reason, ''), duration_us
+    FROM store.rounds JOIN store.seen s USING (run_no, round, attempt) WHERE done AND outcome <> 'ok')
 SELECT u.run, e.run_no, e.round, e.attempt, r.tries, e.rank, e.what, e.text, e.duration_us / 1e6 AS duration_s, e.seq
 FROM every e JOIN store.runs u USING (run_no)
 LEFT JOIN store.rounds r ON e.run_no = r.run_no AND e.round = r.round AND e.attempt = r.attempt;
@@ -507,12 +491,11 @@ QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) 
 -- A worker's first trouble in each try of a round; to be too late for the others is none, unless a fault made it so.
 CREATE TABLE store.faults AS
 WITH troubles AS (
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, p.t_us, e.injected,
+    SELECT e.run_no, e.round, e.attempt, e.rank, e.seq, e.t_us, e.injected,
            CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
                 WHEN e.kind = 'exec' THEN 'training failed' ELSE e.kind || ' failed' END AS what,
            e.kind = 'reject' AND e.reason = 'late' AS late
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    LEFT JOIN store.rounds r ON p.run_no = r.run_no AND p.round = r.round AND p.attempt = r.attempt
+    FROM store.placed e LEFT JOIN store.rounds r USING (run_no, round, attempt)
     WHERE e.rank IS NOT NULL AND e.round IS NOT NULL
       AND NOT (coalesce(r.outcome, '') = 'interrupted' AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
       AND (e.injected IS NOT NULL OR e.kind = 'reject' OR (e.kind = 'worker_down' AND e.reason <> 'failures')
