@@ -36,6 +36,7 @@ test: $(VENV)/installed-test
 bench: $(VENV)/installed-test
 	$(BIN)/python tests/bench/append.py
 	$(BIN)/python tests/bench/load.py
+	$(BIN)/python tests/bench/queries.py
 	$(BIN)/python tests/bench/rounds.py
 	$(BIN)/python tests/bench/sim.py
 	$(BIN)/python tests/bench/aggregate.py

@@ -21,7 +21,8 @@ VIEWS_VERSION = 1
 _STATEMENT = re.compile(r"CREATE (TABLE|VIEW|MACRO) ((?:store\.)?\w+)(.*?);[ \t]*(?:\n|$)", re.DOTALL)
 _COMMENT = re.compile(r"--[^\n]*")
 _WORD = re.compile(r"\w+")
-_LITERAL = re.compile(r"'(?:[^']|'')*'")
+_SOURCE = re.compile(r"\b(?:FROM|JOIN)\s+((?:store\.)?\w+)")
+"""What a statement of ours reads: a column may have the name of a view."""
 _BY_NAME = {"query", "query_table"}
 """Functions of DuckDB that take the name of a table as text, which no look at the words can find."""
 
@@ -55,9 +56,8 @@ def _named() -> dict[str, tuple[str, ...]]:
 def _under(name: str) -> frozenset[str]:
     """Return the tables that something rests on, itself included if it is one."""
     what, body = statements()[name]
-    words = set(re.findall(r"(?:\bstore\.)?\w+", _LITERAL.sub("''", body)))
     found = {name} if what == "TABLE" else set()
-    return frozenset(found.union(*(_under(word) for word in words & statements().keys() - {name})))
+    return frozenset(found.union(*(_under(one) for one in set(_SOURCE.findall(body)) & statements().keys())))
 
 
 def make(con: duckdb.DuckDBPyConnection) -> None:

@@ -48,10 +48,10 @@ FROM each e LEFT JOIN lasts l USING (run_no, rank) JOIN store.runs u USING (run_
 CREATE VIEW hosts AS
 WITH placed AS (
     SELECT *, CASE WHEN address LIKE 'ssh:%' THEN substr(address, 5) ELSE split_part(address, ':', 1) END AS host
-    FROM workers WHERE address IS NOT NULL)
-SELECT p.host, count(DISTINCT p.run_no) AS runs, count(*) AS workers, sum(p.rounds)::BIGINT AS rounds,
-       sum(p.survived)::BIGINT AS survived, sum(p.failed)::BIGINT AS failed, sum(p.rejected)::BIGINT AS rejected,
-       sum(p.absent)::BIGINT AS absent,
+    FROM store.places LEFT JOIN store.work USING (run_no, rank) WHERE address IS NOT NULL)
+SELECT p.host, count(DISTINCT p.run_no) AS runs, count(*) AS workers, coalesce(sum(p.rounds), 0)::BIGINT AS rounds,
+       coalesce(sum(p.survived), 0)::BIGINT AS survived, coalesce(sum(p.failed), 0)::BIGINT AS failed,
+       coalesce(sum(p.rejected), 0)::BIGINT AS rejected, coalesce(sum(p.absent), 0)::BIGINT AS absent,
        (sum(p.failed) + sum(p.rejected) + sum(p.absent)) / nullif(sum(p.rounds), 0) AS failure_rate
 FROM placed p GROUP BY p.host;
 
@@ -70,11 +70,12 @@ billed AS (
     SELECT run_no, rank, sum(up_us)::BIGINT AS up_us, arg_max(price, seq) AS price,
            sum(up_us * price) / 3600e6 AS cost
     FROM stays GROUP BY ALL)
-SELECT u.run, b.run_no, b.rank, w.address, b.price AS price_per_hour, b.up_us / 1e6 AS connected_s,
+SELECT u.run, b.run_no, b.rank, p.address, b.price AS price_per_hour, b.up_us / 1e6 AS connected_s,
        coalesce(w.push_us + w.train_us + w.pull_us, 0) / 1e6 AS worked_s, b.cost,
        b.cost * greatest(1 - coalesce(w.push_us + w.train_us + w.pull_us, 0) / nullif(b.up_us, 0), 0) AS idle_cost,
        b.up_us AS connected_us, coalesce(w.push_us + w.train_us + w.pull_us, 0) AS worked_us
-FROM billed b JOIN store.runs u USING (run_no) LEFT JOIN workers w ON b.run_no = w.run_no AND b.rank = w.rank;
+FROM billed b JOIN store.runs u USING (run_no) LEFT JOIN store.work w ON b.run_no = w.run_no AND b.rank = w.rank
+LEFT JOIN store.places p ON b.run_no = p.run_no AND b.rank = p.rank;
 
 COMMENT ON VIEW critical_path IS 'One row a try of a round that ended: the survivor that delivered last, and where the time until then and after it went. push, train, pull, other and after add up to the duration.';
 COMMENT ON COLUMN critical_path.run IS 'id of the run';

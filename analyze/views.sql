@@ -8,65 +8,98 @@ CREATE TABLE store.tries AS
 WITH numbered AS (
     SELECT run_no, round, seq, t_us, attempt, active_nodes, total_nodes, params_sha256,
            row_number() OVER (PARTITION BY run_no, round ORDER BY seq) AS nth
-    FROM store.events WHERE kind = 'round_start' AND round IS NOT NULL)
+    FROM store.events_round_start WHERE round IS NOT NULL)
 SELECT run_no, round, seq, t_us, active_nodes, total_nodes, params_sha256,
-       nth + max(coalesce(attempt, nth) - nth) OVER (PARTITION BY run_no, round ORDER BY seq) AS attempt
+       nth + max(coalesce(attempt, nth) - nth) OVER (PARTITION BY run_no, round ORDER BY seq) AS attempt,
+       count(*) OVER (PARTITION BY run_no, round) AS tries
 FROM numbered;
 
 -- Each resume begins a session; a session's end is where an open span ends at the latest.
 CREATE TABLE store.sessions AS
 WITH begun AS (
     SELECT run_no, -1 AS seq FROM store.runs
-    UNION ALL SELECT run_no, seq FROM store.events WHERE kind = 'run_resume')
+    UNION ALL SELECT run_no, seq FROM store.events_run_resume)
 SELECT run_no, seq AS from_seq,
        coalesce(lead(seq) OVER (PARTITION BY run_no ORDER BY seq), 9223372036854775807) AS to_seq
 FROM begun;
 
 CREATE TABLE store.session_ends AS
-SELECT s.run_no, s.from_seq, min(e.t_us) AS start_us, max(e.t_us) AS end_us
-FROM store.events e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq
-GROUP BY ALL;
+WITH once AS (FROM store.sessions WHERE from_seq = -1 AND to_seq = 9223372036854775807),
+resumed AS (SELECT run_no, seq, t_us FROM store.events WHERE run_no NOT IN (SELECT run_no FROM once)),
+every AS (
+    SELECT e.run_no, s.from_seq, s.to_seq, e.t_us FROM store.events e JOIN once s USING (run_no)
+    UNION ALL
+    SELECT e.run_no, s.from_seq, s.to_seq, e.t_us
+    FROM resumed e ASOF JOIN store.sessions s ON e.run_no = s.run_no AND e.seq >= s.from_seq)
+SELECT run_no, from_seq, to_seq, min(t_us) AS start_us, max(t_us) AS end_us FROM every GROUP BY ALL;
 
-CREATE TABLE store.placed AS
-SELECT e.run_no, e.round, CASE WHEN e.round IS NOT NULL THEN coalesce(s.attempt, 1) END AS attempt, e.seq, e.kind,
-       e.rank, e.t_us, e.duration_us, e.path, e.size_bytes, e.reused, e.plain_bytes, e.exit_code, e.output_tail, e.output_path,
-       e.error, e.attempt AS try, e.command
-FROM store.events e
-ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
+-- To which try an event of a round that was tried more than once belongs. For other rounds, nearly all, the try is known
+-- without a look for the nearest, which sorts.
+CREATE TABLE store.retried AS
+WITH again AS (SELECT run_no, round FROM store.tries WHERE tries > 1 GROUP BY ALL),
+mine AS (SELECT e.run_no, e.round, e.seq FROM store.events e JOIN again USING (run_no, round))
+SELECT e.run_no, e.seq, coalesce(s.attempt, 1) AS attempt
+FROM mine e ASOF LEFT JOIN store.tries s ON e.run_no = s.run_no AND e.round = s.round AND e.seq >= s.seq;
+
+-- Every event and the try it belongs to; which try a span is of the event itself calls its attempt.
+CREATE VIEW store.placed AS
+SELECT e.* EXCLUDE (attempt), e.attempt AS try,
+       CASE WHEN e.round IS NOT NULL THEN coalesce(a.attempt, CASE WHEN e.seq >= o.seq THEN o.attempt END, 1) END AS attempt
+FROM store.events e LEFT JOIN (FROM store.tries WHERE tries = 1) o ON e.run_no = o.run_no AND e.round = o.round
+LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
+
+-- Starts without their end: the next of the same kind from the worker is none. A code for each kind, its opposite for
+-- its end, is sorted faster than names.
+CREATE TABLE store.unended AS
+WITH marks AS (
+    SELECT run_no, coalesce(rank, -9223372036854775808) AS who, seq, t_us,
+           CASE kind WHEN 'push_start' THEN 1 WHEN 'exec_start' THEN 2 WHEN 'pull_start' THEN 3
+                     WHEN 'push' THEN -1 WHEN 'exec' THEN -2 WHEN 'pull' THEN -3 ELSE 0 END::TINYINT AS code
+    FROM store.events
+    WHERE kind IN ('push', 'exec', 'pull', 'push_start', 'exec_start', 'pull_start', 'worker_down')),
+-- Nearly every start is followed at once by its end; only for the others it is looked for.
+loose AS (
+    SELECT * FROM (
+        SELECT *, lead(code) OVER worker AS next_code, lead(t_us) OVER worker AS next_us, lead(seq) OVER worker AS next_seq
+        FROM marks WINDOW worker AS (PARTITION BY run_no, who ORDER BY seq))
+    WHERE code > 0 AND next_code IS DISTINCT FROM -code),
+same AS (
+    SELECT run_no, who, seq, abs(code) AS code, code < 0 AS ends FROM marks
+    WHERE (run_no, who, abs(code)) IN (SELECT (run_no, who, code) FROM loose))
+SELECT l.run_no, l.seq, ['push', 'exec', 'pull'][l.code] AS kind, l.next_us, l.next_seq
+FROM loose l ASOF LEFT JOIN same n ON l.run_no = n.run_no AND l.who = n.who AND l.code = n.code AND l.seq < n.seq
+WHERE n.ends IS DISTINCT FROM true;
 
 CREATE TABLE store.spans AS
-WITH marks AS (
-    SELECT *, lead(kind) OVER same AS next_same, lead(t_us) OVER worker AS next_us, lead(seq) OVER worker AS next_seq
-    FROM store.placed
-    WHERE kind IN ('push', 'exec', 'pull', 'push_start', 'exec_start', 'pull_start', 'worker_down')
-    WINDOW same AS (PARTITION BY run_no, rank, replace(kind, '_start', '') ORDER BY seq),
-           worker AS (PARTITION BY run_no, rank ORDER BY seq)),
-open AS (
-    SELECT m.*, replace(m.kind, '_start', '') AS base, s.end_us AS session_us,
-           CASE WHEN m.next_seq < b.to_seq THEN m.next_us END AS until_us
-    FROM marks m
-    ASOF JOIN store.session_ends s ON m.run_no = s.run_no AND m.seq >= s.from_seq
-    JOIN store.sessions b ON b.run_no = s.run_no AND b.from_seq = s.from_seq
-    WHERE m.kind LIKE '%\_start' ESCAPE '\' AND m.next_same IS DISTINCT FROM replace(m.kind, '_start', '')),
+WITH open AS (
+    SELECT e.run_no, e.round, e.attempt, e.seq, o.kind, e.rank, e.t_us, coalesce(e.path, e.command) AS path, e.try,
+           greatest(coalesce(CASE WHEN o.next_seq < s.to_seq THEN o.next_us END, s.end_us), e.t_us) AS end_us
+    FROM store.unended o
+    ASOF JOIN store.session_ends s ON o.run_no = s.run_no AND o.seq >= s.from_seq
+    JOIN store.placed e ON e.run_no = o.run_no AND e.seq = o.seq
+    WHERE e.kind IN ('push_start', 'exec_start', 'pull_start')),
 every AS (
     SELECT run_no, round, attempt, seq, kind, rank, greatest(t_us - duration_us, 0) AS start_us, t_us AS end_us,
            duration_us, false AS open, path, size_bytes, reused, plain_bytes, exit_code, output_tail, output_path, error, try
     FROM store.placed WHERE kind IN ('push', 'exec', 'pull', 'aggregate') AND duration_us IS NOT NULL
     UNION ALL
-    SELECT run_no, round, attempt, seq, base, rank, t_us, greatest(coalesce(until_us, session_us), t_us),
-           greatest(coalesce(until_us, session_us), t_us) - t_us, true, coalesce(path, command), NULL, NULL, NULL,
-           NULL, NULL, NULL, NULL, try
+    SELECT run_no, round, attempt, seq, kind, rank, t_us, end_us, end_us - t_us, true, path, NULL, NULL, NULL, NULL,
+           NULL, NULL, NULL, try
     FROM open)
 SELECT *, CASE WHEN kind = 'exec' THEN CASE WHEN rank IS NULL THEN 'eval' ELSE 'train' END ELSE kind END AS phase,
        error IS NOT NULL OR (kind = 'exec' AND coalesce(exit_code, 0) <> 0) AS failed
 FROM every;
 
-CREATE TABLE store.rounds AS
+-- What any event of a try shows of it.
+CREATE TABLE store.seen AS
 WITH seen AS (
-    SELECT run_no, round, attempt, min(seq) AS first_seq, min(t_us) AS first_us, max(t_us) AS last_us,
+    SELECT run_no, round, attempt, min(seq) AS first_seq, max(seq) AS last_seq, min(t_us) AS first_us, max(t_us) AS last_us,
            count(DISTINCT rank) AS ranks, max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
-    FROM store.placed WHERE round IS NOT NULL GROUP BY ALL),
-sums AS (
+    FROM store.placed WHERE round IS NOT NULL GROUP BY ALL)
+SELECT *, row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth FROM seen;
+
+CREATE TABLE store.rounds AS
+WITH sums AS (
     SELECT run_no, round, attempt,
            min(start_us) AS first_start_us, max(end_us) AS last_end_us,
            coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0)::BIGINT
@@ -85,20 +118,18 @@ longest AS (
                  sum(duration_us) FILTER (phase = 'pull')::BIGINT AS pull_us
           FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL)
     GROUP BY ALL),
+said AS (FROM store.placed WHERE kind IN ('round_end', 'aggregate') AND round IS NOT NULL),
 ends AS (
-    SELECT p.run_no, p.round, p.attempt, e.seq, e.t_us, e.duration_us, e.survivors, e.total_nodes, e.outcome, e.reason
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'round_end' AND p.round IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
+    SELECT run_no, round, attempt, seq, t_us, duration_us, survivors, total_nodes, outcome, reason
+    FROM said WHERE kind = 'round_end'
+    QUALIFY row_number() OVER (PARTITION BY run_no, round, attempt ORDER BY seq DESC) = 1),
 made AS (
-    SELECT p.run_no, p.round, p.attempt, e.num_workers, e.weight_norm, e.delta_norm, e.ranks,
-           e.method, e.weighting, e.params_sha256, e.error
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'aggregate' AND p.round IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY p.run_no, p.round, p.attempt ORDER BY p.seq DESC) = 1),
-job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
+    SELECT run_no, round, attempt, num_workers, weight_norm, delta_norm, ranks, method, weighting, params_sha256, error
+    FROM said WHERE kind = 'aggregate'
+    QUALIFY row_number() OVER (PARTITION BY run_no, round, attempt ORDER BY seq DESC) = 1),
+job AS (SELECT run_no, max(total_nodes) AS total_nodes FROM store.events_run_start GROUP BY ALL),
 timed AS (
-    SELECT seen.*, sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
+    SELECT seen.* EXCLUDE (last_seq, nth), sums.* EXCLUDE (run_no, round, attempt), e.seq IS NOT NULL AS done, e.duration_us AS said_us,
            coalesce(e.t_us - e.duration_us, t.t_us, least(seen.first_us, sums.first_start_us)) AS start_us,
            coalesce(e.t_us, greatest(seen.last_us, sums.last_end_us), seen.last_us) AS end_us,
            CASE WHEN e.seq IS NULL THEN 'open' ELSE coalesce(e.outcome, 'ok') END AS outcome, e.reason,
@@ -107,12 +138,11 @@ timed AS (
                AS total_nodes,
            coalesce(t.active_nodes, seen.ranks) AS active_nodes,
            m.num_workers, m.weight_norm, m.delta_norm, m.ranks AS averaged, m.method, m.weighting,
-           m.params_sha256, l.longest_push_us, l.longest_train_us, l.longest_pull_us
-    FROM seen LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
+           m.params_sha256, l.longest_push_us, l.longest_train_us, l.longest_pull_us, seen.nth
+    FROM store.seen LEFT JOIN sums USING (run_no, round, attempt) LEFT JOIN ends e USING (run_no, round, attempt)
     LEFT JOIN made m USING (run_no, round, attempt) LEFT JOIN longest l USING (run_no, round, attempt)
     LEFT JOIN store.tries t USING (run_no, round, attempt) LEFT JOIN job j USING (run_no))
 SELECT *, end_us - start_us AS duration_us,
-       row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth,
        count(*) OVER (PARTITION BY run_no, round) AS tries
 FROM timed;
 
@@ -129,16 +159,18 @@ traces AS (
                AS bytes_up,
            coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0)::BIGINT
                AS bytes_down,
-           count(*) FILTER (failed) AS failures, arg_max(failed, (end_us, seq)) AS last_failed,
+           count(*) FILTER (failed) AS failures, arg_max(failed, end_us::HUGEINT * 9223372036854775808 + seq) AS last_failed,
            bool_or(open) AS open, bool_or(kind = 'pull' AND NOT failed AND NOT open) AS pulled
     FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL),
 kept_out AS (
-    SELECT run_no, round, attempt, rank FROM store.placed WHERE kind = 'reject' GROUP BY ALL)
+    SELECT run_no, round, attempt, rank FROM store.placed WHERE kind = 'reject' GROUP BY ALL),
+averaged AS (
+    SELECT DISTINCT run_no, round, attempt, unnest(averaged) AS rank FROM store.rounds)
 SELECT e.*, coalesce(t.push_us, 0) AS push_us, coalesce(t.train_us, 0) AS train_us, coalesce(t.pull_us, 0) AS pull_us,
        coalesce(t.bytes_up, 0) AS bytes_up, coalesce(t.bytes_down, 0) AS bytes_down,
        coalesce(t.failures, 0) AS failures,
        CASE WHEN t.rank IS NULL THEN 'absent'
-            WHEN list_contains(r.averaged, e.rank) THEN 'survived'
+            WHEN a.rank IS NOT NULL THEN 'survived'
             WHEN k.rank IS NOT NULL THEN 'rejected'
             WHEN t.last_failed THEN 'failed'
             WHEN t.open THEN 'open'
@@ -147,7 +179,8 @@ SELECT e.*, coalesce(t.push_us, 0) AS push_us, coalesce(t.train_us, 0) AS train_
             ELSE 'not used' END AS state
 FROM expected e JOIN store.rounds r USING (run_no, round, attempt)
 LEFT JOIN traces t USING (run_no, round, attempt, rank)
-LEFT JOIN kept_out k USING (run_no, round, attempt, rank);
+LEFT JOIN kept_out k USING (run_no, round, attempt, rank)
+LEFT JOIN averaged a USING (run_no, round, attempt, rank);
 
 -- Each worker's time in a round, cut into pieces without gap or overlap; and the coordinator's spans.
 CREATE TABLE store.segments AS
@@ -159,14 +192,18 @@ WITH mine AS (
     FROM store.spans s JOIN store.rounds r USING (run_no, round, attempt)
     WHERE s.rank IS NOT NULL AND s.start_us <= r.end_us),
 walked AS (
-    SELECT *, lag(failed) OVER life AS before_failed,
-           row_number() OVER here = 1 AS first_here, lead(start_us) OVER here AS next_us,
+    SELECT *, row_number() OVER here = 1 AS first_here, lead(start_us) OVER here AS next_us,
            -- No overlap: a span begins where the latest end before it was.
            greatest(start_us, coalesce(max(end_us) OVER (here ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
                                        start_us)) AS from_us
     FROM mine
-    WINDOW life AS (PARTITION BY run_no, rank ORDER BY start_us, seq),
-           here AS (PARTITION BY run_no, round, attempt, rank ORDER BY start_us, seq)),
+    WINDOW here AS (PARTITION BY run_no, round, attempt, rank ORDER BY start_us, seq)),
+-- Spans whose worker had failed just before; of workers that never failed there are none.
+after_failure AS (
+    SELECT run_no, seq FROM (
+        SELECT run_no, seq, lag(failed) OVER (PARTITION BY run_no, rank ORDER BY start_us, seq) AS before_failed FROM mine
+        WHERE (run_no, rank) IN (SELECT (run_no, rank) FROM mine WHERE failed))
+    WHERE before_failed),
 going AS (
     SELECT u.run_no, any_value(l.running) AS running, max(r.nth) AS last_nth
     FROM store.runs u JOIN store.logs l USING (log_no) JOIN store.rounds r USING (run_no) GROUP BY u.run_no),
@@ -182,9 +219,9 @@ pieces AS (
            NULL, false, greatest(end_us, from_us), coalesce(next_us, round_end_us)
     FROM walked LEFT JOIN store.worker_rounds w USING (run_no, round, attempt, rank)
     UNION ALL  -- before the first
-    SELECT run_no, round, attempt, rank, NULL, CASE WHEN before_failed THEN 'dead' ELSE 'wait' END, NULL, false,
+    SELECT w.run_no, round, attempt, rank, NULL, CASE WHEN f.seq IS NOT NULL THEN 'dead' ELSE 'wait' END, NULL, false,
            round_start_us, start_us
-    FROM walked WHERE first_here
+    FROM walked w LEFT JOIN after_failure f ON w.run_no = f.run_no AND w.seq = f.seq WHERE first_here
     UNION ALL  -- no trace at all; in a round that is still going on that may mean: not yet
     SELECT w.run_no, w.round, w.attempt, w.rank, NULL,
            CASE WHEN r.done OR NOT g.running OR f.failed OR r.nth < g.last_nth THEN 'dead' ELSE 'wait' END,
@@ -200,12 +237,11 @@ SELECT * FROM pieces WHERE end_us > start_us OR (seq IS NOT NULL AND end_us = st
 
 CREATE TABLE store.metrics AS
 WITH reported AS (
-    SELECT run_no, round, seq, rank, t_us, num_samples, map_entries(CAST("values" AS MAP(VARCHAR, DOUBLE))) AS entries
-    FROM store.events WHERE kind = 'metric' AND "values" IS NOT NULL),
-single AS (
-    SELECT r.* EXCLUDE (entries), i AS position, entries[i].key AS name, entries[i].value AS value
-    FROM reported r, unnest(range(1, len(entries) + 1)) AS u(i))
-SELECT s.*, p.attempt FROM single s JOIN store.placed p ON s.run_no = p.run_no AND s.seq = p.seq;
+    SELECT run_no, round, seq, rank, t_us, num_samples, map_entries(CAST("values" AS MAP(VARCHAR, DOUBLE))) AS entries,
+           attempt
+    FROM store.placed WHERE kind = 'metric' AND "values" IS NOT NULL)
+SELECT r.* EXCLUDE (entries, attempt), i AS position, entries[i].key AS name, entries[i].value AS value, r.attempt
+FROM reported r, unnest(range(1, len(entries) + 1)) AS u(i);
 
 CREATE VIEW logs AS
 SELECT l.log_no, l.file, l.size_bytes, l.lines, coalesce(r.rejects, 0) AS rejects, l.lines - coalesce(r.rejects, 0) AS events,
@@ -304,13 +340,13 @@ WITH sides AS (
            count(*), min(position)
     FROM store.metrics WHERE rank IS NOT NULL GROUP BY ALL)
 SELECT u.run, b.run_no, r.nth, b.round, b.attempt, b.name, b.source, b.value, b.reports, b.position
-FROM sides b JOIN store.rounds r USING (run_no, round, attempt) JOIN store.runs u USING (run_no);
+FROM sides b JOIN store.seen r USING (run_no, round, attempt) JOIN store.runs u USING (run_no);
 
 CREATE VIEW runs AS
 WITH started AS (
     SELECT run_no, arg_min(job, seq) AS job, arg_min(versions, seq) AS versions, arg_min(host, seq) AS host,
            arg_min(total_nodes, seq) AS total_nodes, arg_min(params_sha256, seq) AS params_sha256
-    FROM store.events WHERE kind = 'run_start' GROUP BY ALL),
+    FROM store.events_run_start GROUP BY ALL),
 ended AS (
     SELECT run_no, status, reason, params_path -- arg_max passes over nulls, and would tell of an earlier end
     FROM store.events WHERE kind IN ('run_end', 'run_resume') -- what was gone on with has not ended
@@ -352,26 +388,27 @@ FROM store.runs u JOIN store.logs l USING (log_no) JOIN span b USING (run_no) LE
 LEFT JOIN ended e USING (run_no) LEFT JOIN summed m USING (run_no) LEFT JOIN loose o USING (run_no)
 LEFT JOIN last_metric x USING (run_no);
 
+CREATE TABLE store.places AS
+SELECT run_no, rank, arg_max(address, seq) FILTER (kind = 'worker_up') AS address,
+       arg_max(facts, seq) FILTER (kind = 'worker_up') AS facts, count(*) FILTER (kind = 'worker_up') AS joined,
+       count(*) FILTER (kind = 'worker_down') AS left_count, arg_max(kind, seq) AS last_kind,
+       arg_max(reason, seq) FILTER (kind = 'worker_down') AS down_reason, coalesce(bool_or(for_good), false) AS for_good
+FROM store.events WHERE rank IS NOT NULL AND kind IN ('worker_up', 'worker_down') GROUP BY ALL;
+
+CREATE TABLE store.work AS
+SELECT run_no, rank, count(*) FILTER (state = 'survived') AS survived, count(*) FILTER (state = 'rejected') AS rejected,
+       count(*) FILTER (state = 'failed') AS failed, count(*) FILTER (state = 'absent') AS absent, count(*) AS rounds,
+       sum(push_us)::BIGINT AS push_us, sum(train_us)::BIGINT AS train_us, sum(pull_us)::BIGINT AS pull_us,
+       sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
+       median(train_us) FILTER (state = 'survived') AS median_train_us
+FROM store.worker_rounds GROUP BY ALL;
+
 CREATE VIEW workers AS
-WITH places AS (
-    SELECT run_no, rank, arg_max(address, seq) FILTER (kind = 'worker_up') AS address,
-           arg_max(facts, seq) FILTER (kind = 'worker_up') AS facts, count(*) FILTER (kind = 'worker_up') AS joined,
-           count(*) FILTER (kind = 'worker_down') AS left_count, arg_max(kind, seq) AS last_kind,
-           arg_max(reason, seq) FILTER (kind = 'worker_down') AS down_reason,
-           coalesce(bool_or(for_good), false) AS for_good
-    FROM store.events WHERE rank IS NOT NULL AND kind IN ('worker_up', 'worker_down') GROUP BY ALL),
-work AS (
-    SELECT run_no, rank, count(*) FILTER (state = 'survived') AS survived, count(*) FILTER (state = 'rejected') AS rejected,
-           count(*) FILTER (state = 'failed') AS failed, count(*) FILTER (state = 'absent') AS absent,
-           count(*) AS rounds, sum(push_us)::BIGINT AS push_us, sum(train_us)::BIGINT AS train_us,
-           sum(pull_us)::BIGINT AS pull_us, sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
-           median(train_us) FILTER (state = 'survived') AS median_train_us
-    FROM store.worker_rounds GROUP BY ALL),
-states AS (
+WITH states AS (
     SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS wait_us,
            coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
-known AS (SELECT run_no, rank FROM places UNION SELECT run_no, rank FROM work)
+known AS (SELECT run_no, rank FROM store.places UNION SELECT run_no, rank FROM store.work)
 SELECT u.run, k.run_no, k.rank, p.address,
        CASE WHEN p.for_good THEN 'left for good' WHEN p.last_kind = 'worker_down' THEN 'left'
             WHEN p.rank IS NOT NULL OR w.survived > 0 THEN 'up' ELSE 'never seen' END AS state,
@@ -380,20 +417,20 @@ SELECT u.run, k.run_no, k.rank, p.address,
        w.push_us / 1e6 AS push_s, w.train_us / 1e6 AS train_s, w.pull_us / 1e6 AS pull_s, t.wait_us / 1e6 AS wait_s,
        t.dead_us / 1e6 AS dead_s, w.median_train_us / 1e6 AS median_train_s, w.push_us, w.train_us, w.pull_us,
        t.wait_us, t.dead_us, coalesce(w.bytes_up, 0) AS bytes_up, coalesce(w.bytes_down, 0) AS bytes_down, p.facts
-FROM known k JOIN store.runs u USING (run_no) LEFT JOIN places p USING (run_no, rank)
-LEFT JOIN work w USING (run_no, rank) LEFT JOIN states t USING (run_no, rank);
+FROM known k JOIN store.runs u USING (run_no) LEFT JOIN store.places p USING (run_no, rank)
+LEFT JOIN store.work w USING (run_no, rank) LEFT JOIN states t USING (run_no, rank);
 
 CREATE VIEW losses AS
 WITH down AS (
-    SELECT run_no, round, rank, seq, reason, detail, for_good FROM store.events WHERE kind = 'worker_down'),
+    SELECT run_no, round, rank, seq, reason, detail, for_good FROM store.events_worker_down),
 absent AS (
     SELECT w.run_no, w.rank, w.round, w.attempt, r.nth, r.first_seq,
            r.nth - row_number() OVER (PARTITION BY w.run_no, w.rank ORDER BY r.nth) AS island
     FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt)
     WHERE w.state = 'absent' AND r.done),
 rejected AS (
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, e.reason, e.detail, e.reason IN ('late', 'deadline') AS given_up
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq WHERE p.kind = 'reject'),
+    SELECT run_no, round, attempt, rank, seq, reason, detail, reason IN ('late', 'deadline') AS given_up
+    FROM store.placed WHERE kind = 'reject'),
 every AS (
     SELECT run_no, round, attempt, rank, seq,
            CASE phase WHEN 'push' THEN 'push failed' WHEN 'pull' THEN 'pull failed' WHEN 'train' THEN 'training failed'
@@ -414,9 +451,8 @@ every AS (
            CASE WHEN given_up THEN detail ELSE reason || ': ' || detail END, NULL
     FROM rejected
     UNION ALL
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, 'metrics not used', e.error, NULL
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    WHERE p.kind = 'metric' AND e.error IS NOT NULL
+    SELECT run_no, round, attempt, rank, seq, 'metrics not used', error, NULL
+    FROM store.placed WHERE kind = 'metric' AND error IS NOT NULL
     UNION ALL
     SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
            d.reason || ': ' || d.detail, NULL
@@ -427,10 +463,8 @@ every AS (
                 ELSE 'in rounds ' || min(round) || ' to ' || max(round) END, NULL
     FROM absent GROUP BY run_no, rank, island
     UNION ALL
-    SELECT run_no, round, attempt, NULL, last_seq, 'round ' || outcome, coalesce(reason, ''), duration_us
-    FROM (SELECT *, (SELECT max(seq) FROM store.placed p WHERE p.run_no = r.run_no AND p.round = r.round
-                     AND p.attempt = r.attempt) AS last_seq
-          FROM store.rounds r WHERE done AND outcome <> 'ok'))
+    SELECT run_no, round, attempt, NULL, s.last_seq, 'round ' || outcome, coalesce(reason, ''), duration_us
+    FROM store.rounds JOIN store.seen s USING (run_no, round, attempt) WHERE done AND outcome <> 'ok')
 SELECT u.run, e.run_no, e.round, e.attempt, r.tries, e.rank, e.what, e.text, e.duration_us / 1e6 AS duration_s, e.seq
 FROM every e JOIN store.runs u USING (run_no)
 LEFT JOIN store.rounds r ON e.run_no = r.run_no AND e.round = r.round AND e.attempt = r.attempt;
@@ -457,16 +491,15 @@ QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) 
 -- A worker's first trouble in each try of a round; to be too late for the others is none, unless a fault made it so.
 CREATE TABLE store.faults AS
 WITH troubles AS (
-    SELECT p.run_no, p.round, p.attempt, p.rank, p.seq, p.t_us, e.injected,
-           CASE WHEN p.kind = 'reject' THEN 'weights rejected' WHEN p.kind = 'worker_down' THEN 'left'
-                WHEN p.kind = 'exec' THEN 'training failed' ELSE p.kind || ' failed' END AS what,
-           p.kind = 'reject' AND e.reason = 'late' AS late
-    FROM store.placed p JOIN store.events e ON p.run_no = e.run_no AND p.seq = e.seq
-    LEFT JOIN store.rounds r ON p.run_no = r.run_no AND p.round = r.round AND p.attempt = r.attempt
-    WHERE p.rank IS NOT NULL AND p.round IS NOT NULL
+    SELECT e.run_no, e.round, e.attempt, e.rank, e.seq, e.t_us, e.injected,
+           CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
+                WHEN e.kind = 'exec' THEN 'training failed' ELSE e.kind || ' failed' END AS what,
+           e.kind = 'reject' AND e.reason = 'late' AS late
+    FROM store.placed e LEFT JOIN store.rounds r USING (run_no, round, attempt)
+    WHERE e.rank IS NOT NULL AND e.round IS NOT NULL
       AND NOT (coalesce(r.outcome, '') = 'interrupted' AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
-      AND (e.injected IS NOT NULL OR p.kind = 'reject' OR (p.kind = 'worker_down' AND e.reason <> 'failures')
-           OR (p.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
+      AND (e.injected IS NOT NULL OR e.kind = 'reject' OR (e.kind = 'worker_down' AND e.reason <> 'failures')
+           OR (e.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
 judged AS (
     SELECT *, bool_or(late) OVER (PARTITION BY run_no, round, attempt, rank) AS was_late FROM troubles)
 SELECT run_no, round, attempt, rank, min(seq) AS seq, min(t_us) AS t_us, arg_min(what, seq) AS what,
