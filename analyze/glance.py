@@ -182,7 +182,7 @@ def _row(start: Row, last: list[Row], *, running: bool, whole: bool) -> Row | No
         "status": status or ("running" if running else "crashed"),
         "rounds_done": max(done) + 1 if done else 0,
         "rounds_planned": planned if type(planned) is int else None,
-        "total_nodes": start["total_nodes"],
+        "total_nodes": (ends[-1] if ends else start)["total_nodes"],
         "last_survivors": ends[-1]["survivors"] if ends else None,
         "last_metric": name,
         "last_value": value,

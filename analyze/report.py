@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analyze import html, told
+from analyze import html, sofar, told
 from analyze.database import Database, Row, parsed
 from analyze.export import write_whole
 from analyze.gantt import Chart, charts, states_of
@@ -37,6 +38,8 @@ class Story:
     """The resilience of the run it is compared with."""
     cost: Row | None = None
     """What its workers cost, where the job names prices."""
+    silent_us: int = 0
+    """For how long it has been running without a further event; the rows above reach up to now."""
 
 
 def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
@@ -49,7 +52,7 @@ def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
         no = run["run_no"]
         if no == other:
             continue
-        yield Story(
+        story = Story(
             resilience=resilience.get(no),
             against=resilience.get(other) if other is not None else None,
             cost=costs.get(no),
@@ -65,7 +68,10 @@ def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
             damage=database.rows(
                 "SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", run["file"]
             ),
+            silent_us=sofar.silent_us(run, datetime.now(UTC)),
         )
+        sofar.extend(story.run, story.rounds, story.open_work, story.silent_us)
+        yield story
 
 
 def charts_of(database: Database, story: Story, wanted: set[int] | None = None) -> list[Chart]:
@@ -74,8 +80,11 @@ def charts_of(database: Database, story: Story, wanted: set[int] | None = None) 
     query = "SELECT nth, rank, state, phase, open, start_us, end_us FROM segments WHERE run_no = ?"
     if wanted is not None:
         query += " AND list_contains(?, round)"
-        return charts(rounds, database.rows(query, story.run["run_no"], sorted(wanted)))
-    return charts(rounds, database.rows(query, story.run["run_no"]))
+        made = charts(rounds, database.rows(query, story.run["run_no"], sorted(wanted)))
+    else:
+        made = charts(rounds, database.rows(query, story.run["run_no"]))
+    sofar.extend_charts(made, story.silent_us)
+    return made
 
 
 def gantt_lines(

@@ -144,9 +144,10 @@ def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
     if run["status"] == "crashed" and run["job"] is not None and str(run["file"]).endswith(".jsonl"):
         told.append(f"To go on with it: runner resume {shlex.quote(run['file'])}")
     last = [w for w in open_work if run["open_round"] is None or w["round"] == run["open_round"]]
+    so_far = "for {} so far" if run["status"] == "running" else "open for {} or more, until the log stops"
     for work in last[:20]:
         who = "scheduler" if work["rank"] is None else f"w{work['rank']}"
-        told.append(f"{who}: {work['phase']} open since {duration(work['so_far_s'])} ({work['doing']})")
+        told.append(f"{who}: {work['phase']} {so_far.format(duration(work['so_far_s']))} ({work['doing']})")
     if len(last) > 20:
         told.append(f"and {len(last) - 20} more open spans")
     return [printable(line) for line in told]

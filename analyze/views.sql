@@ -352,7 +352,7 @@ ended AS (
     FROM store.events WHERE kind IN ('run_end', 'run_resume') -- what was gone on with has not ended
     QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY seq DESC) = 1 AND kind = 'run_end'),
 span AS ( -- a version 0 log doesn't say when its clock was zero
-    SELECT run_no, arg_min(ts, seq) AS began, if(any_value(newest_version) = 0, min(t_us), 0) AS zero_us,
+    SELECT run_no, arg_min(ts, seq) AS began, arg_max(ts, seq) AS last_event, if(any_value(newest_version) = 0, min(t_us), 0) AS zero_us,
            max(t_us) AS end_us, count(*) AS events, max(v) AS version,
            count(*) FILTER (kind = 'run_resume') AS resumes
     FROM store.events JOIN store.runs USING (run_no) JOIN store.logs USING (log_no) GROUP BY ALL),
@@ -363,6 +363,7 @@ summed AS (
            sum(longest_train_us)::BIGINT AS train_us, sum(aggregate_us)::BIGINT AS aggregate_us,
            sum(eval_us)::BIGINT AS eval_us, sum(duration_us)::BIGINT AS rounds_us,
            arg_max(survivors, nth) FILTER (done) AS last_survivors, max(total_nodes) AS seen_nodes,
+           arg_max(total_nodes, nth) FILTER (done) AS last_nodes,
            arg_max(round, nth) FILTER (NOT done) AS open_round, arg_max(round, nth) AS last_round,
            sum(failures)::BIGINT AS failures, sum(rejected)::BIGINT AS rejected, sum(survivors)::BIGINT AS survivors
     FROM store.rounds GROUP BY ALL),
@@ -370,7 +371,7 @@ loose AS (SELECT run_no, count(*) FILTER (open) AS open_spans FROM store.spans G
 last_metric AS (
     SELECT run_no, name, value FROM round_metrics
     QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY source, nth DESC, position) = 1)
-SELECT u.run, u.run_no, l.file, s.job ->> 'name' AS job_name, b.began,
+SELECT u.run, u.run_no, l.file, s.job ->> 'name' AS job_name, b.began, b.last_event,
        CASE WHEN e.status IS NOT NULL THEN e.status WHEN l.running THEN 'running'
             WHEN l.newest_version = 0 THEN 'not said' ELSE 'crashed' END AS status,
        e.reason, coalesce(m.rounds_done, 0) AS rounds_done,
@@ -378,7 +379,7 @@ SELECT u.run, u.run_no, l.file, s.job ->> 'name' AS job_name, b.began,
            AS rounds_planned,
        CASE WHEN e.status IS NULL AND m.open_round = m.last_round THEN m.open_round END AS open_round,
        CASE WHEN e.status IS NULL THEN coalesce(o.open_spans, 0) ELSE 0 END AS open_spans,
-       coalesce(s.total_nodes, m.seen_nodes) AS total_nodes, m.last_survivors, x.name AS last_metric,
+       coalesce(m.last_nodes, s.total_nodes, m.seen_nodes) AS total_nodes, m.last_survivors, x.name AS last_metric,
        x.value AS last_value, (b.end_us - b.zero_us) / 1e6 AS duration_s, b.end_us - b.zero_us AS duration_us,
        m.rounds_us / 1e6 AS rounds_s, m.rounds_us, m.train_us / 1e6 AS train_s, m.train_us,
        m.aggregate_us / 1e6 AS aggregate_s, m.aggregate_us, m.eval_us / 1e6 AS eval_s, m.eval_us, m.bytes_up,
@@ -427,7 +428,9 @@ absent AS (
     SELECT w.run_no, w.rank, w.round, w.attempt, r.nth, r.first_seq,
            r.nth - row_number() OVER (PARTITION BY w.run_no, w.rank ORDER BY r.nth) AS island
     FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt)
-    WHERE w.state = 'absent' AND r.done),
+    WHERE w.state = 'absent' AND r.done
+    -- told already
+    AND NOT EXISTS (FROM down d WHERE d.run_no = w.run_no AND d.rank = w.rank AND d.for_good AND d.seq < r.first_seq)),
 rejected AS (
     SELECT run_no, round, attempt, rank, seq, reason, detail, reason IN ('late', 'deadline') AS given_up
     FROM store.placed WHERE kind = 'reject'),
@@ -672,7 +675,7 @@ COMMENT ON COLUMN rounds.outcome IS 'ok, failed, interrupted, or open where the 
 COMMENT ON COLUMN rounds.reason IS 'why it did not end well; null where it did';
 COMMENT ON COLUMN rounds.survivors IS 'workers whose weights entered the aggregate';
 COMMENT ON COLUMN rounds.active_nodes IS 'workers that took part';
-COMMENT ON COLUMN rounds.total_nodes IS 'workers the job lists';
+COMMENT ON COLUMN rounds.total_nodes IS 'workers the job lists, without spares that stand by';
 COMMENT ON COLUMN rounds.rejected IS 'weights not let into the aggregate';
 COMMENT ON COLUMN rounds.failures IS 'spans that failed';
 COMMENT ON COLUMN rounds.open_spans IS 'spans without an end';
@@ -756,13 +759,14 @@ COMMENT ON COLUMN runs.run_no IS 'number of the run among those loaded; tells tw
 COMMENT ON COLUMN runs.file IS 'the log';
 COMMENT ON COLUMN runs.job_name IS 'name of the job';
 COMMENT ON COLUMN runs.began IS 'when, UTC';
+COMMENT ON COLUMN runs.last_event IS 'when its last event so far was written, UTC';
 COMMENT ON COLUMN runs.status IS 'completed, failed, interrupted, running, crashed, or not said (version 0 logs say no end)';
 COMMENT ON COLUMN runs.reason IS 'why it did not end well; null where it did';
 COMMENT ON COLUMN runs.rounds_done IS 'rounds that ended well';
 COMMENT ON COLUMN runs.rounds_planned IS 'rounds of the job';
 COMMENT ON COLUMN runs.open_round IS 'round that was open when the log ends';
 COMMENT ON COLUMN runs.open_spans IS 'spans that were open when the log ends';
-COMMENT ON COLUMN runs.total_nodes IS 'workers the job lists';
+COMMENT ON COLUMN runs.total_nodes IS 'workers the job lists, without spares that stood by in its last round that ended';
 COMMENT ON COLUMN runs.last_survivors IS 'survivors of the last round that ended';
 COMMENT ON COLUMN runs.last_metric IS 'the metric that matters most: the evaluation''s first, else the workers'' first';
 COMMENT ON COLUMN runs.last_value IS 'its last value';

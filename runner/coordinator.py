@@ -212,7 +212,7 @@ class Coordinator:
             await own.evaluate(tried.number, self._current())
         end = RoundEnd(
             survivors=len(verdict.survivors),
-            total_nodes=self._job.total_nodes,
+            total_nodes=tried.start["total_nodes"],
             outcome="ok",
             failed=list(verdict.failed),
             late=list(verdict.late),
@@ -240,9 +240,10 @@ class Coordinator:
 
     async def _round(self, begin: Begin, params: CurrentParams, own: OwnCommands) -> None:
         """Execute one try of one round; new params, if it made some, are the run's from then on."""
+        expected = self._job.total_nodes - self._course.standby
         start = RoundStart(
             active_nodes=len(begin.shards),
-            total_nodes=self._job.total_nodes,
+            total_nodes=expected,
             params_sha256=params.sha256,
             attempt=begin.attempt,
             deadline_s=begin.deadline_s,
@@ -276,7 +277,7 @@ class Coordinator:
             execution.clear()
             end = RoundEnd(
                 survivors=survivors,
-                total_nodes=self._job.total_nodes,
+                total_nodes=expected,
                 outcome=outcome,
                 reason=reason,
                 failed=list(verdict.failed) if verdict else [],

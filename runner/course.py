@@ -112,6 +112,11 @@ class Course:
         self._durations_s: deque[float] = deque(maxlen=WINDOW)
         self._finish: Finish | None = None
 
+    @property
+    def standby(self) -> int:
+        """How many spares stand by; always the last ranks."""
+        return len(self._spares)
+
     def next(self) -> Begin | Finish:
         """Say what comes next."""
         if self.number == self.rounds:

@@ -109,7 +109,7 @@ class RoundStart(Body):
 
     kind: ClassVar[str] = "round_start"
     active_nodes: Annotated[Count, Doc(description="workers that take part")]
-    total_nodes: Annotated[Count, Doc(description="workers the job lists")]
+    total_nodes: Annotated[Count, Doc(description="workers the job lists, without spares that stand by")]
     params_sha256: Annotated[Sha256, Doc(description="of the params that are pushed")]
     attempt: Annotated[int, Doc(ge=1, description="which try, from 1")]
     deadline_s: Annotated[Seconds | None, Doc(description="how long it may take; null for any time")] = None
@@ -279,7 +279,7 @@ class RoundEnd(Finished):
 
     kind: ClassVar[str] = "round_end"
     survivors: Annotated[Count, Doc(description="workers whose weights entered the aggregate")]
-    total_nodes: Annotated[Count, Doc(description="workers the job lists")]
+    total_nodes: Annotated[Count, Doc(description="workers the job lists, without spares that stand by")]
     outcome: Literal["ok", "failed", "interrupted"]
     reason: Annotated[str | None, Doc(description="why it is not ok; null when it is")] = None
     failed: Annotated[list[int], Doc(description="workers that failed in it")] = field(default_factory=list)

@@ -377,3 +377,25 @@ def test_the_same_seed_gives_the_same_params(tmp_path: Path):
     assert len(set(shas[0])) == 2
     job.write_text(re.sub(r"seed = 1\b", "seed = 2", job.read_text()))
     assert start(job, "-q").params.read_bytes() != runs[0].params.read_bytes()
+
+
+def test_a_spare_that_stands_by_is_not_missed(tmp_path: Path, analyze):
+    fails = "[ $ROUNDLOG_RANK != 1 ] || [ $ROUNDLOG_ROUND -lt 1 ] || exit 3; "
+    job = write_job(
+        tmp_path,
+        workers=2,
+        spares=2,
+        rounds=3,
+        train={"command": fails + COPY},
+        policy={"quorum": 1, "max_failures": 1},
+    )
+    run = start(job)
+    assert [(e["active_nodes"], e["total_nodes"]) for e in run.kind("round_start")] == [
+        (2, 2),
+        (2, 2),
+        (2, 3),
+    ]
+    assert [(e["survivors"], e["total_nodes"]) for e in run.kind("round_end")] == [(2, 2), (1, 2), (2, 3)]
+    code, summary, _ = analyze("summary", run.log)
+    assert code == 0
+    assert "no trace" not in summary
