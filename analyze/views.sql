@@ -454,7 +454,7 @@ every AS (
            CASE WHEN given_up THEN detail ELSE reason || ': ' || detail END, NULL
     FROM rejected
     UNION ALL
-    SELECT run_no, round, attempt, rank, seq, 'metrics not used', error, NULL
+    SELECT run_no, round, attempt, rank, seq, 'metrics', error, NULL
     FROM store.placed WHERE kind = 'metric' AND error IS NOT NULL
     UNION ALL
     SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from runner import ownmethod, wire
 from runner.arrays import ArrayFile
-from runner.course import AutoDeadline, Begin, Course, Finish, rest_s
+from runner.course import AutoDeadline, Begin, Course, Finish, rest_s, times_running
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError, plain
 from runner.fleet import Connect, Fleet
@@ -268,7 +268,7 @@ class Coordinator:
             if failure is None:
                 await own.evaluate(begin.number, self._current())
             for rank in given_up:
-                why = f"failed in {self._job.policy.max_failures} rounds running"
+                why = f"failed {times_running(self._job.policy.max_failures)}"
                 await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
             outcome, reason = ("failed", failure) if failure else ("ok", None)
             if rest := self._rest_s(begin):

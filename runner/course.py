@@ -179,3 +179,8 @@ class Course:
     def stop(self, reason: str) -> None:
         """End the run before the next round."""
         self._finish = self._finish or Finish("interrupted", reason)
+
+
+def times_running(count: int) -> str:
+    """Say how often in a row; each try of a round counts."""
+    return "once" if count == 1 else f"{count} times running"

@@ -191,7 +191,9 @@ class ServerStep:
         silent = [rank for rank in ranks if deliveries[rank].num_samples is None]
         if len(silent) == len(ranks):
             return
-        said = f"no num_samples, which {len(ranks) - len(silent)} of {len(ranks)} told: all count alike"
+        said = (
+            f"no num_samples, which {len(ranks) - len(silent)} of {len(ranks)} told: all workers count alike"
+        )
         for rank in silent:
             self._recorder.emit(Metric(values={}, num_samples=None, error=said), round=number, rank=rank)
 

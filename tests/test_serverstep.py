@@ -50,7 +50,7 @@ def test_who_told_no_samples_is_said_where_others_did(tmp_path: Path):
     )
     run = start(write_job(tmp_path, rounds=3, workers=3, train={"command": ["/bin/sh", "-c", script]}))
     said = [(e["round"], e["rank"], e["error"]) for e in run.kind("metric") if e["error"]]
-    told = "no num_samples, which 2 of 3 told: all count alike"
+    told = "no num_samples, which 2 of 3 told: all workers count alike"
     assert said == [(0, 0, told), (1, 1, told)], "where nobody tells, nothing is amiss"
     assert [e["weighting"] for e in run.kind("aggregate")] == ["uniform"] * 3
     assert told in run.err
