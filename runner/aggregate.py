@@ -476,6 +476,8 @@ def _own(combine: Combine, work: _Work, contributions: Sequence[Contribution]) -
         raise ArrayError("method", f"{name} returned {type(made).__name__}, not a dict of arrays")
     for spec in filter(work.combined, work.specs.values()):
         array = made.get(spec.name)
+        if array is None:
+            raise ArrayError("method", f"{name} returned no array {spec.name!r}")
         if not isinstance(array, np.ndarray) or array.shape != spec.shape or array.dtype.kind not in "fciubV":
             shown = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise ArrayError("method", f"{name} returned {shown} for array {spec.name!r}, not {spec.shape}")

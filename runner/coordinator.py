@@ -21,6 +21,7 @@ from runner.errors import ArrayError, RunError, WorkerError, plain
 from runner.fleet import Connect, Fleet
 from runner.grouped import leaf
 from runner.job import Job, LoadedJob
+from runner.jobagain import changed_method
 from runner.output import Output
 from runner.own import OwnCommands
 from runner.past import Past, Try, replay
@@ -75,6 +76,7 @@ class Coordinator:
         self._course = _course(self._job)
         combine = ownmethod.load(self._job.aggregate.method, loaded.folder, loaded.file)
         self._step = ServerStep(loaded, folder, recorder, combine)
+        self._hopeless: str | None = None  # why trying the round again is no use
         self.interrupted_by = "cancelled"
 
     async def run(self) -> Result:
@@ -189,12 +191,17 @@ class Coordinator:
         state = self._step.state_files(self._course.number)
         self._params = CurrentParams(path, str(past.params_sha256), specs, state)
         found = "a broken tail" if past.broken_bytes else past.status or "no run_end"
+        said = [found]
+        if ended:
+            said.append(f"{ended} processes were left running")
+        if changed := changed_method(past.job, self._loaded):
+            said.append(f"{changed} was changed")
         event = RunResume(
             session=past.session + 1,
             trusted_seq=past.seq,
             broken_offset=past.broken_offset,
             broken_bytes=past.broken_bytes,
-            reason=f"{found}; {ended} processes were left running" if ended else found,
+            reason="; ".join(said),
             host=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -223,6 +230,9 @@ class Coordinator:
     async def _rounds(self, own: OwnCommands) -> Result:
         while isinstance(begin := self._course.next(), Begin):
             await self._round(begin, self._current(), own)
+            if self._hopeless is not None:
+                said = f"round {begin.number} failed: {self._hopeless}; mend it, then resume"
+                return self._result("failed", said)
             await trio.sleep(self._rest_s(begin))
             self._step.keep_newest(self._course.number, self._current())
             if self._folder.stop.exists():
@@ -262,6 +272,7 @@ class Coordinator:
             if failure is None:
                 stepped = await self._step.take(begin.number, params, execution.deliveries, verdict)
                 failure, verdict = stepped.failure, stepped.verdict
+                self._hopeless = failure if stepped.hopeless else None
                 if stepped.params is not None:
                     self._params, survivors = stepped.params, len(verdict.survivors)
             given_up = self._course.ended(verdict, failure, workers_us / 1e6)

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
+from runner import ownmethod
+from runner.arrays import sha256_of
 from runner.chaos import Chaos
 from runner.errors import JobError, Problem
 from runner.job import Job, LoadedJob
@@ -98,8 +100,28 @@ def _changes(described: dict[str, Any], loaded: LoadedJob, environ: Mapping[str,
     except OSError as e:
         return [*found, Problem("train.files", f"{e.filename}: {e.strerror}", same)]
     before = described.get("sent_sha256", {})
-    changed = sorted(name for name in {*sent, *before} if sent.get(name) != before.get(name))
-    return found + [Problem("train.files", f"{name} was changed", same) for name in changed]
+    changed = {name for name in {*sent, *before} if sent.get(name) != before.get(name)}
+    changed.discard(changed_method(described, loaded) or "")
+    return found + [Problem("train.files", f"{name} was changed", same) for name in sorted(changed)]
+
+
+def changed_method(described: dict[str, Any], loaded: LoadedJob) -> str | None:
+    """Return the file of the job's own method, as the log names it, if it is another than when the run began.
+
+    That is allowed, unless it is sent to the workers, too: a method that failed has to be mended.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    path = ownmethod.source(loaded.job.aggregate.method, loaded.folder)
+    if path is None:
+        return None
+    for rank in range(loaded.job.total_nodes):
+        if any(source == path for source, _ in loaded.files_for(rank, rank % loaded.job.workers)):
+            return None
+    name = os.path.relpath(path, loaded.folder)
+    same = described.get("sent_sha256", {}).get(name) == sha256_of(path)
+    return None if same else name
 
 
 def _leaves(described: dict[str, Any]) -> dict[str, Any]:

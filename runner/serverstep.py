@@ -56,11 +56,15 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What came of it: new params, or why there are none; and the verdict without who was left out."""
+    """What came of it: new params, or why there are none; and the verdict without who was left out.
+
+    ``hopeless``: the same would fail again, since it is the job's own method that does.
+    """
 
     params: CurrentParams | None
     failure: str | None
     verdict: Verdict
+    hopeless: bool = False
 
 
 class ServerStep:
@@ -131,7 +135,8 @@ class ServerStep:
                 return await self.take(number, params, deliveries, verdict)
             said = f"can't write {target.name}: {plain(e)}" if isinstance(e, OSError) else str(e)
             self._recorder.emit(none(error=said), round=number, since_us=began)
-            return Stepped(None, f"no aggregate: {said}", verdict)
+            hopeless = isinstance(e, ArrayError) and e.reason == "method"
+            return Stepped(None, f"no aggregate: {said}", verdict, hopeless)
         except trio.Cancelled:
             self._recorder.emit(none(error="cancelled"), round=number, since_us=began)
             raise

@@ -330,3 +330,21 @@ def test_a_second_signal_ends_at_once(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     eventually(lambda: not marked(log.stem), "their end")
+
+
+def test_a_method_that_failed_is_mended_and_gone_on_with(tmp_path: Path):
+    """Once is enough: it would fail again, after another training of all."""
+    method = tmp_path / "mine.py"
+    method.write_text("def mean(inputs):\n    return {} if inputs.number else inputs.params\n")
+    job = write_job(tmp_path, aggregate={"method": "mine:mean"}, rounds=3)
+    run = start(job, code=1)
+    (failed,) = [e for e in run.kind("round_end") if e["outcome"] == "failed"]
+    assert (failed["round"], len(run.kind("round_start"))) == (1, 2)
+    assert run.one("run_end")["reason"].startswith(
+        "round 1 failed: no aggregate: mine:mean returned no array"
+    )
+    assert "mend it, then resume" in run.err
+    method.write_text("def mean(inputs):\n    return inputs.params\n")
+    resumed = resume(run.log)
+    assert resumed.one("run_resume")["reason"] == "failed; mine.py was changed"
+    assert resumed.kind("run_end")[-1]["status"] == "completed"
