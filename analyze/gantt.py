@@ -108,7 +108,8 @@ def cells(bars: Sequence[Bar], start_us: int, end_us: int, width: int) -> list[s
     """Return the state of each of `width` cells; None where there is nothing.
 
     A cell shows what took most of it. A span too short for that takes the nearest cell that shows
-    waiting, nothing, or a span with cells to spare, so that nothing that happened is hidden.
+    waiting, nothing, or a span with cells to spare, so that nothing that happened is hidden. The order is
+    that of the bars, which are sorted by time.
     """
     owner: list[int | None] = [None] * width
     total = max(end_us - start_us, 1)
@@ -130,7 +131,8 @@ def cells(bars: Sequence[Bar], start_us: int, end_us: int, width: int) -> list[s
             count[owner[free]] -= 1
             owner[free] = i
             count[i] += 1
-    return [None if i is None else bars[i].state for i in owner]
+    in_order = iter(sorted(i for i in owner if i is not None))  # who took another's cell may be too early
+    return [None if i is None else bars[next(in_order)].state for i in owner]
 
 
 def _nearest_free(

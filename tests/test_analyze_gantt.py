@@ -125,3 +125,19 @@ def test_a_comparison_is_to_the_first():
     assert rows["eval (s)"] == ["2.000", "-", "-", "-"]
     assert rows["last acc"] == ["-0.5", "-0.25", "+0.25", "+50.0"]
     assert [letter(i) for i in (0, 25, 26, 52)] == ["A", "Z", "AA", "BA"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "train", "pull", "wait"]), st.integers(1, 10_000)), min_size=1
+    )
+)
+def test_cells_are_in_the_order_of_the_spans(parts: list[tuple[str, int]]):
+    bars, at = [], 0
+    for state, length in parts:
+        bars.append(Bar(state, at, at + length))
+        at += length
+    shown = cells(bars, 0, at, 40)
+    collapsed = [state for i, state in enumerate(shown) if i == 0 or shown[i - 1] != state]
+    told = iter(bar.state for bar in bars)
+    assert all(any(state == other for other in told) for state in collapsed)
