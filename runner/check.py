@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -130,6 +131,18 @@ def _within(job: Job) -> str:
         low, high = duration(given.auto_floor_s), duration(given.auto_ceiling_s)
         return f" within a time learnt from the rounds so far ({low} to {high})"
     return f" within {duration(given.round_s)}"
+
+
+def frozen(job: Job, kinds: Sequence[str]) -> str | None:
+    """Warn of faults that nothing but a distant deadline ends."""
+    given = job.deadlines
+    limited = given.idle_s is not None or given.round_s is not None or job.close_at is not None
+    if "freeze" not in kinds or limited or job.sim is not None:
+        return None
+    return (
+        f"a worker that is frozen holds up its round for train.timeout_s, {duration(job.train.timeout_s)}; "
+        "deadlines.idle_s, deadlines.round_s or policy.close_at would end that sooner"
+    )
 
 
 def warnings(loaded: LoadedJob) -> list[str]:

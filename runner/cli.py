@@ -99,6 +99,8 @@ def start(  # noqa: PLR0917 - click gives them by name
     if given is not None:
         loaded = structs.replace(loaded, chaos=structs.asdict(given))
     checking.describe(loaded)
+    if given is not None and not quiet and (warning := checking.frozen(loaded.job, given.kinds)):
+        _say(f"warning: {warning}")
     folder = RunFolder.create(runs, loaded.job.name, datetime.now(UTC))
     simulation = _simulation(loaded, folder)
     with Recorder(
@@ -381,6 +383,8 @@ async def _watch(
             if far:
                 _say("ended at once: commands may still run on the workers, and their files are there")
                 _hint(f"runner resume {folder.log} ends them and goes on; or end them there by hand")
+            elif coordinator.resumable:
+                _hint(f"to go on: runner resume {folder.log}")
             os._exit(128 + number)
         coordinator.interrupted_by = f"interrupted by {signal.Signals(number).name}"
         scope.cancel()

@@ -71,8 +71,9 @@ class OwnCommands:
         if ended is None:
             raise WorkerError(f"params.command took longer than {given.timeout_s} s")
         if ended.exit_code != 0:
-            said = f"{self._output.tail()} (see {self._output.path})"
-            raise WorkerError(f"params.command ended with exit code {ended.exit_code}: {said}")
+            tail = self._output.tail()
+            said = f": {tail} (see {self._output.path})" if tail else ", and printed nothing"
+            raise WorkerError(f"params.command ended with exit code {ended.exit_code}{said}")
         if not made.is_file():
             raise WorkerError("params.command ended well but wrote no file $ROUNDLOG_PARAMS")
         params = await self._adopt(made)

@@ -283,3 +283,20 @@ def test_what_is_wrong_with_a_chaos_file(tmp_path: Path):
         assert said in done.stderr
     assert not (tmp_path / "runs").exists()
     assert "can't be read" in runner("start", job, "--chaos", tmp_path / "none", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds", "warned"),
+    [
+        ({}, '["freeze"]', True),
+        ({}, '["slow"]', False),
+        ({"deadlines": {"idle_s": 5}}, '["freeze"]', False),
+        ({"policy": {"close_at": 2}}, '["freeze"]', False),
+    ],
+)
+def test_a_freeze_that_nothing_ends_soon_is_warned_of(
+    tmp_path: Path, changes: dict, kinds: str, warned: bool
+):
+    (tmp_path / "chaos.toml").write_text(f"faults_per_hour = 0.001\nkinds = {kinds}\n")
+    run = start(write_job(tmp_path, **changes), "--chaos", tmp_path / "chaos.toml")
+    assert ("warning: a worker that is frozen holds up its round" in run.err) == warned

@@ -1,6 +1,6 @@
 """A small language model, trained by several workers: with DiLoCo, or as one large batch.
 
-    runner start examples/lm/diloco.toml      # needs PyTorch: pip install 'roundlog[examples]'
+    runner start examples/lm/diloco.toml      # needs PyTorch: pip install -e '.[examples]'
 
 A byte-level GPT learns the text of Python's own help pages, which are in every Python. Each worker has a part
 of the text; the last tenth is held out. The same script does both jobs, as ``LM_MODE`` says:
