@@ -127,12 +127,12 @@ class Recent:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Take one event."""
-        follows = (
-            str(event.get("error")).startswith(("ended: ", "cancelled")) or event.get("reason") in _FOLLOW
-        )
-        if event["kind"] in _CAUSES and failed(event) and not follows:
-            self._failed.pop(event["rank"], None)
-            self._failed[event["rank"]] = event
+        if event["kind"] not in _CAUSES or not failed(event):
+            return
+        if str(event.get("error")).startswith(("ended: ", "cancelled")) or event.get("reason") in _FOLLOW:
+            return
+        self._failed.pop(event["rank"], None)
+        self._failed[event["rank"]] = event
 
     def close(self) -> None:
         """Do nothing: it holds nothing open."""

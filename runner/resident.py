@@ -200,6 +200,7 @@ class Resident:
 
     async def _ask(self, asked: _Asked) -> Ended:
         """Ask, and wait for the answer or the command's end; return how it ended, if it did."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # then it need not begin
         assert self._requests is not None  # noqa: S101 - it has just been started
         try:
             self._requests.send_nowait(asked.question)

@@ -41,6 +41,10 @@ class SharedLine:
         self._tasks: dict[int, trio.lowlevel.Task] = {}
         self._called_at = math.inf
 
+    def longest_s(self, size_bytes: float, most: float) -> float:
+        """Return the seconds that so many bytes take at the most, among so many transfers at a time."""
+        return 0.0 if math.isinf(self._bytes_per_s) else size_bytes * most / self._bytes_per_s
+
     async def carry(self, size_bytes: float, until: float, cut: Callable[[float], object] = _forget) -> None:
         """Wait as long as so many bytes take, and until a time of the clock, whichever is later.
 

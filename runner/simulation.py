@@ -58,6 +58,7 @@ class Simulation:
             world = World(sim, loaded.job.seed, loaded.folder, folder.folder / "workers", clock, began_s)
         except (OSError, ValueError) as e:
             raise RunError(f"can't draw from a file of numbers: {e}") from e
+        world.workers = loaded.job.total_nodes
         if past is not None:
             world.cut_short.update(tried.number for tried in past.tries if tried.cut_short)
         began = now if past is None else past.ts - timedelta(microseconds=past.t_us)

@@ -53,6 +53,7 @@ class TracedConnection:
         self._rank = rank
         self._attempt = attempt
         self._cancelled = cancelled
+        self._keeps_time = getattr(connection, "keeps_time", False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -83,7 +84,7 @@ class TracedConnection:
             )
 
         with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
-            with trio.CancelScope(relative_deadline=timeout_s):
+            with self._limited(timeout_s):
                 done = await self._connection.push(source, target)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -120,7 +121,7 @@ class TracedConnection:
             )
 
         with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
-            with trio.CancelScope(relative_deadline=timeout_s):
+            with self._limited(timeout_s):
                 done = await self._connection.pull(source, target, max_bytes=max_bytes)
             if done is None:
                 raise DeadlineError(f"timed out after {duration(timeout_s)}")
@@ -159,19 +160,26 @@ class TracedConnection:
         shown = command if isinstance(command, str) else shlex.join(command)
         with _Span(self, ExecStart(command=shown, attempt=self._attempt), finish):
             until = trio.current_time() + timeout_s
-            with trio.CancelScope(relative_deadline=min(timeout_s, idle_s)) as scope:
-                output.heard = partial(_put_off, scope, until, idle_s)
+            with self._limited(min(timeout_s, idle_s)) as scope:
+                if scope is not None:
+                    output.heard = partial(_put_off, scope, until, idle_s)
                 ended = await self._connection.exec(
                     command, env=env, output=output, remove=remove, expect=expect
                 )
             if ended is None:
-                late = trio.current_time() >= until
                 raise DeadlineError(
                     f"timed out after {duration(timeout_s)}"
-                    if late
+                    if trio.current_time() >= until
                     else f"printed nothing for {duration(idle_s)}"
                 )
         return ended
+
+    def _limited(self, timeout_s: float) -> trio.CancelScope | _NoScope:
+        """Return a scope that ends a call after a time, unless the connection does that itself."""
+        if self._keeps_time:
+            self._connection.limit_s = timeout_s  # type: ignore[attr-defined] # of those that keep time
+            return _NoScope()
+        return trio.CancelScope(relative_deadline=timeout_s)
 
     def _injected(self) -> str | None:
         """Return what fault the last call met, where the connection puts some in."""
@@ -191,6 +199,18 @@ class TracedConnection:
     def emit(self, body: Body, since_us: int | None = None) -> int:
         """Emit an event of this worker and round; return its time in microseconds."""
         return self._recorder.emit(body, round=self._round, rank=self._rank, since_us=since_us)
+
+
+class _NoScope:
+    """Stands where a scope would, for a connection that ends its calls in time by itself."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
 
 
 class _Span:

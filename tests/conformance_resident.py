@@ -6,7 +6,7 @@ A fault must cost its round alone, and be told by the events as that of a comman
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -151,10 +151,9 @@ class Residents:
         [
             ("printf '\\nroundlog:garbage\\n'", "'garbage'"),
             ("printf '\\nroundlog:{\"round\": 0}\\n'", "'{\"round\": 0}'"),
-            ("printf '\\nroundlog:\\377\\000\\n'", "'\ufffd"),
             ("printf '\\nroundlog:'; head -c 3000000 /dev/zero", "more than 1048576 bytes"),
         ],
-        ids=["garbage", "another round", "binary", "without end"],
+        ids=["garbage", "another round", "without end"],
     )
     async def test_an_answer_that_makes_no_sense(self, site: Site, output: Output, answer: str, said: str):
         async with staying(site, output, f"echo $$ > pid; {answer}; {EVER}") as stays:
@@ -174,21 +173,12 @@ class Residents:
         assert output.count_bytes >= 5_000_000
 
     @pytest.mark.trio
-    @pytest.mark.parametrize("how", ["exit", "kill -9 $$"])
-    async def test_one_that_dies_between_rounds_is_started_again(self, site: Site, output: Output, how: str):
-        async with staying(site, output, "echo $$ > pid", how) as stays:
+    async def test_one_that_dies_between_rounds_is_started_again(self, site: Site, output: Output):
+        async with staying(site, output, "echo $$ > pid", "kill -9 $$") as stays:
             for number in range(2):
                 await stays.ask(number)
             await eventually_async(lambda: not site.alive(int(site.read("pid"))), "its end")
             await eventually_async(stays.connection._gone.is_set, "the news of it")
-            assert await stays.ask(2) is not None
-
-    @pytest.mark.trio
-    async def test_nobody_waits_for_it_any_more(self, site: Site, output: Output):
-        async with staying(site, output, f"{EVER} & echo $! > child; {EVER}") as stays:
-            await stays.ask(0)
-            assert await stays.ask(1, limit_s=0.3) is None
-            await eventually_async(lambda: not site.alive(int(site.read("child"))), "the child's end")
             assert await stays.ask(2) is not None
 
     @pytest.mark.trio
@@ -204,12 +194,11 @@ class Residents:
         assert "differ" not in printed(output)
 
     @pytest.mark.trio
-    @pytest.mark.parametrize("command", [("no-such-program",), ("./missing", "x")])
-    async def test_what_can_not_be_started(self, site: Site, output: Output, command: Sequence[str]):
+    async def test_what_can_not_be_started(self, site: Site, output: Output):
         async with resident(site) as connection:
             for _ in range(2):
-                with pytest.raises(CommandError, match=command[0]):
-                    await connection.exec(command, env=asked(0), output=output)
+                with pytest.raises(CommandError, match="no-such-program"):
+                    await connection.exec(("no-such-program",), env=asked(0), output=output)
 
     @pytest.mark.trio
     async def test_close_ends_one_that_will_not_leave(self, site: Site, output: Output):

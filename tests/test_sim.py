@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -236,6 +237,30 @@ def test_a_transfer_cut_off_on_a_shared_line_has_its_share(line: int | None, got
         policy={"round_retries": 0, "retries": 0},
     )
     assert [(e["size_bytes"], e["arrived_bytes"]) for e in of(cut, "push")] == [(1_000_000, got)] * 4
+
+
+@pytest.mark.parametrize("line", [None, 2_000_000])
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"train": {"timeout_s": 4}}, "timed out after 4.00 s"),
+        ({"deadlines": {"push_s": 0.4}}, "timed out after 400 ms"),
+        ({"deadlines": {"pull_s": 0.4}}, "timed out after 400 ms"),
+        ({"deadlines": {"push_s": 1.5}}, "timed out after 1.50 s"),
+        ({"deadlines": {"round_s": 11.5}}, "ended: the round's deadline had passed"),
+    ],
+)
+def test_what_takes_too_long_is_ended_likewise_with_faults_and_without(
+    line: int | None, limits: dict[str, Any], error: str
+):
+    """Where there are none, the workers keep the time themselves."""
+    sim = {"uplink_bytes_per_s": line} if line else {}
+    policy = {"round_retries": 0, "retries": 1, "backoff_s": 3}
+    never = {"what": "slow", "probability": 0}
+    one, two = (simulate(*faults, sim=sim, policy=policy, **limits) for faults in ((), (never,)))
+    assert canonical(one) == canonical(two)
+    fine = line is None and "1.50" in error
+    assert any(e.get("error") == error for e in one) != fine
 
 
 def test_a_fault_that_strikes_once_is_survived_by_a_retry():

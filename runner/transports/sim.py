@@ -23,11 +23,19 @@ from numpy.typing import NDArray
 
 from runner.connection import Cut, Ended, Sink, Transferred, checked_name
 from runner.draws import Sampler
-from runner.errors import ConnectionLostError, NoFileError, RunError, TransferError, WorkerError
+from runner.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    NoFileError,
+    RunError,
+    TransferError,
+    WorkerError,
+)
 from runner.job import Command
 from runner.sharing import SharedLine
 from runner.simjob import During, Fault, Sim
 from runner.simtime import Clock
+from schemas.text import duration
 
 Given = TypeVar("Given")
 
@@ -79,6 +87,8 @@ class World:
             if (given := getattr(sim, name)) is not None
         }
         self._scratch = scratch
+        self.workers = math.inf
+        """How many there are at the most."""
         self._workers: dict[int, SimConnection] = {}
         self._made: dict[tuple[int, str], tuple[Path, int]] = {}
         self._params: dict[int, Path] = {}
@@ -192,6 +202,9 @@ class SimConnection:
         """The fault that the last call met."""
         self.cut: Cut | None = None
         """How far the last transfer came, if it failed."""
+        self.keeps_time = not world.sim.faults
+        """Whether it ends a call by itself after ``limit_s``: scopes would be an eighth of all work."""
+        self.limit_s = math.inf
         self.address = f"sim:{rank}"
         self.folder = f"/sim/{rank}"
         self.facts: Mapping[str, str | int | float] = {"cpus": 1, "line_bytes_per_s": self._bytes_per_s}
@@ -252,8 +265,10 @@ class SimConnection:
         self._ready.clear()
         train_s = self._world.train_s.draw(self._rng) * self._slowness
         struck = self._struck("exec")
-        if not self._world.sim.faults:
-            await self._sleep(train_s)
+        if self.keeps_time:
+            await self._sleep(min(train_s, self.limit_s))
+            if train_s > self.limit_s:
+                raise self._late()
         elif not await self._reachable(self._train, train_s, struck):
             return Ended(-9)
         self._good = struck.fault.what if struck is not None and struck.fault.what in _BAD_WEIGHTS else ""
@@ -305,10 +320,22 @@ class SimConnection:
     async def _travel(self, during: During, size: int, line: SharedLine) -> None:
         """Let a transfer take its time, with what strikes it."""
         self.cut = Cut(size)
-        if self._world.sim.faults:
+        if not self.keeps_time:
             await self._reachable(self._transfer, size, line, self._struck(during))
-        else:
+        elif max(self._alone_s(size), line.longest_s(size, self._world.workers)) <= self.limit_s:
             await self._carry(size, line)
+        else:
+            with trio.move_on_after(self.limit_s):
+                await self._carry(size, line)
+                return
+            raise self._late()
+
+    def _late(self) -> DeadlineError:
+        return DeadlineError(f"timed out after {duration(self.limit_s)}")
+
+    def _alone_s(self, size: float) -> float:
+        """Return the seconds that so many bytes take on the worker's own line."""
+        return self._latency_s + (size / self._bytes_per_s if self._bytes_per_s else math.inf)
 
     async def _transfer(self, size: int, line: SharedLine, struck: Struck | None) -> None:
         if struck is None or struck.fault.what == "slow":
@@ -337,7 +364,6 @@ class SimConnection:
 
     async def _carry(self, size: float, line: SharedLine, factor: float = 1.0) -> None:
         """Wait as long as bytes take: the longer of their share of the coordinator's line and their own."""
-        own_s = size / self._bytes_per_s if self._bytes_per_s else math.inf
         clock = self._world.clock
         began = clock.now
         shared = size
@@ -347,7 +373,7 @@ class SimConnection:
             shared = carried
 
         try:
-            await line.carry(size, began + (self._latency_s + own_s) * factor, cut)
+            await line.carry(size, began + self._alone_s(size) * factor, cut)
         except trio.Cancelled:
             own = (clock.now - began - self._latency_s * factor) * self._bytes_per_s / factor
             self._arrived(min(own, shared, size))
