@@ -20,7 +20,7 @@ from analyze.fingerprint import Hashed, Mark, ends
 from analyze.lines import HEAD_BYTES, Readable, chunks
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
-from analyze.source import stem
+from analyze.source import shown, stem
 from analyze.tables import EVENT_TABLES, OTHER, table_of
 from schemas.events import BY_KIND
 
@@ -251,7 +251,7 @@ class Loader:
         logs = [
             [
                 log.log_no,
-                str(log.path),
+                shown(log.path),
                 log.size_bytes,
                 log.lines,
                 log.running,

@@ -288,7 +288,9 @@ def test_no_view_joins_every_row_with_every_other(tmp_path):
     # An overlap join with a third inequality takes minutes on 200,000 rows; DuckDB plans it without a word.
     path = logs.demo().write(tmp_path)
     with opened([path]) as database:
-        for name, (_, body) in lazy.statements().items():
+        for name, (what, body) in lazy.statements().items():
+            if what == "MACRO":
+                continue
             database.execute(f"SELECT 1 FROM {name} LIMIT 0")
             query = body.strip().removeprefix("AS")
             plan = "".join(row[1] for row in database.con.execute(f"EXPLAIN {query}").fetchall())
