@@ -256,7 +256,7 @@ SELECT l.log_no, l.file, l.size_bytes, l.lines, coalesce(r.rejects, 0) AS reject
        coalesce(g.missing, 0) AS missing, l.running, l.oldest_version, l.newest_version, l.shuffled, l.cut
 FROM store.logs l
 LEFT JOIN (SELECT log_no, count(*) AS rejects FROM store.rejects GROUP BY ALL) r USING (log_no)
-LEFT JOIN (SELECT log_no, store.whole(sum(missing)) AS missing FROM store.gaps GROUP BY ALL) g USING (log_no);
+LEFT JOIN (SELECT log_no, least(sum(missing), 9223372036854775807)::BIGINT AS missing FROM store.gaps GROUP BY ALL) g USING (log_no);
 
 CREATE VIEW events AS
 SELECT u.run, e.run_no, l.file, e.line, e.byte_offset, e.* EXCLUDE (run_no, run, line, byte_offset)
@@ -271,7 +271,7 @@ SELECT l.file, r.reason, count(*) AS lines, min(r.line) AS first_line,
        arg_min(r.detail, r.line) AS example
 FROM store.rejects r JOIN store.logs l USING (log_no) GROUP BY ALL
 UNION ALL
-SELECT l.file, 'missing seq', store.whole(sum(g.missing)), min(g.before_line),
+SELECT l.file, 'missing seq', least(sum(g.missing), 9223372036854775807)::BIGINT, min(g.before_line),
        arg_min(g.missing, g.before_line) || ' missing before line ' || min(g.before_line)
 FROM store.gaps g JOIN store.logs l USING (log_no) GROUP BY l.file
 UNION ALL

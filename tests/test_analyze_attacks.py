@@ -50,6 +50,15 @@ def test_every_view_answers_where_sums_are_beyond_64_bits(tmp_path):
     assert up == 2**60
 
 
+def test_a_gap_of_nearly_all_numbers_is_counted_to_the_last(tmp_path):
+    log = logs.demo()
+    log.events[-1]["seq"] = MOST
+    with opened([log.write(tmp_path)]) as database:
+        (row,) = database.rows("SELECT missing FROM logs")
+        (damage,) = database.rows("SELECT lines FROM damage")
+    assert row["missing"] == damage["lines"] == MOST - len(log.events) + 1
+
+
 def test_a_rank_that_no_worker_has_makes_no_row_for_each_below_it(tmp_path):
     def change(event):
         if event["kind"] == "pull" and event["rank"] == 3:
