@@ -285,6 +285,7 @@ def shell_(logs: tuple[str, ...], folder: str, form: str, *, unsafe: bool) -> No
             echo=lambda text: click.echo(text, nl=False),
             say=_say,
             schema=_show_schema,
+            width=lambda: options.paper().limit,
         )
 
 

@@ -305,7 +305,7 @@ SELECT u.run, r.run_no, r.nth, r.round, r.attempt, r.tries, r.outcome, r.reason,
        r.start_us / 1e6 AS start_s, r.end_us / 1e6 AS end_s, r.duration_us / 1e6 AS duration_s,
        r.longest_push_us, r.longest_train_us, r.longest_pull_us, r.aggregate_us, r.eval_us, r.start_us, r.end_us,
        r.duration_us, r.delta_norm, r.weight_norm, r.num_workers, r.method, r.weighting, r.params_sha256
-FROM store.rounds r JOIN store.runs u USING (run_no);
+FROM store.rounds r JOIN store.runs u USING (run_no) ORDER BY r.run_no, r.nth;
 
 CREATE VIEW phases AS
 WITH shares AS (
@@ -669,7 +669,7 @@ COMMENT ON COLUMN worker_rounds.bytes_up IS 'bytes pushed to workers; failed tra
 COMMENT ON COLUMN worker_rounds.bytes_down IS 'bytes pulled from workers; failed transfers and reused bytes not counted';
 COMMENT ON COLUMN worker_rounds.failures IS 'spans that failed';
 
-COMMENT ON VIEW rounds IS 'One row a try of a round.';
+COMMENT ON VIEW rounds IS 'One row a try of a round; in the order in which they began. The rows of other views are in no order: ask for one by ORDER BY.';
 COMMENT ON COLUMN rounds.run IS 'id of the run';
 COMMENT ON COLUMN rounds.run_no IS 'number of the run among those loaded; tells two files with the same run apart';
 COMMENT ON COLUMN rounds.nth IS 'place of this try of the round in the run, from 1';
