@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,18 +16,16 @@ from pathlib import Path
 import click
 import duckdb
 
-from analyze import cache, export, lake, told
+from analyze import export, lake, options, told
 from analyze.compare import comparison, letter
 from analyze.database import DEFAULT_FOLDER, Database, NothingUsableError, alone, empty, opened
 from analyze.glance import glanced
-from analyze.glyphs import SETS, choose
 from analyze.report import damage_notes, gantt_lines, stories, summary_lines, write_report
 from analyze.source import found, stem
-from analyze.terminal import Paper, fitted, joined, sentence
-from schemas.text import encoding, printable
+from analyze.terminal import fitted, joined, sentence
+from schemas.text import printable
 
 DAMAGED = 3
-_UNKEPT = "analyze.unkept"
 
 
 def _version() -> str:
@@ -42,20 +39,6 @@ def _say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def _kept_in() -> Path | None:
-    return None if click.get_current_context().meta.get(_UNKEPT) else cache.folder()
-
-
-def _paper(width: int | None = None, glyphs: str = "auto") -> Paper:
-    terminal = sys.stdout.isatty()
-    # click drops colours by itself where stdout is no terminal; NO_COLOR is ours to heed.
-    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    columns = width or shutil.get_terminal_size((80, 24)).columns
-    return Paper(
-        columns, choose(glyphs, encoding(sys.stdout)), colour=colour, wrap=terminal or width is not None
-    )
-
-
 @contextmanager
 def _logs(
     paths: Iterable[str | Path], *, documented: bool = False, tells: bool = False
@@ -64,7 +47,7 @@ def _logs(
 
     `tells`: what is printed tells of damage.
     """
-    with opened([Path(path) for path in paths], documented=documented, cache=_kept_in()) as database:
+    with opened([Path(path) for path in paths], documented=documented, cache=options.kept_in()) as database:
         for warning in database.warnings():
             _say(f"warning: {warning}")
         for problem in database.problems:
@@ -79,51 +62,6 @@ def _logs(
         raise click.exceptions.Exit(DAMAGED)
 
 
-def _rounds(values: tuple[str, ...]) -> set[int] | None:
-    """Return the rounds named as ``3`` or ``2-5``."""
-    wanted: set[int] = set()
-    for value in values:
-        if not (found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", value)):
-            raise click.BadParameter(
-                f"{value!r} is neither a round nor a range such as 2-5", param_hint="--round"
-            )
-        first = int(found[1])
-        last = int(found[2] or first)
-        if last < first or last - first > 100_000:
-            raise click.BadParameter(f"{value!r} is no range", param_hint="--round")
-        wanted.update(range(first, last + 1))
-    return wanted or None
-
-
-_log = click.argument("log", type=click.Path(path_type=Path))
-_width = click.option(
-    "--width", type=click.IntRange(20, 10_000), help="Columns to use; default: the terminal's, or 80."
-)
-_glyphs = click.option(
-    "--glyphs", type=click.Choice(["auto", *SETS]), default="auto", help="Characters to draw with."
-)
-_workers = click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Workers to draw; the rest is counted.",
-)
-
-
-def _unkept(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.meta[_UNKEPT] = value
-
-
-_no_cache = click.option(
-    "--no-cache",
-    is_flag=True,
-    expose_value=False,
-    callback=_unkept,
-    help="Read the logs anew, and keep nothing for the next look.",
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="analyze")
 def cli() -> None:
@@ -135,7 +73,7 @@ def cli() -> None:
 
 
 @cli.command()
-@_log
+@options.LOG
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: the log's."
 )
@@ -144,15 +82,15 @@ def cli() -> None:
     type=click.Path(path_type=Path),
     help="Log of the same job without faults, to compare throughput with.",
 )
-@_width
-@_glyphs
-@_workers
-@_no_cache
+@options.WIDTH
+@options.GLYPHS
+@options.WORKERS
+@options.NO_CACHE
 def report(  # noqa: PLR0917 - click gives them by name
     log: Path, output: Path | None, against: Path | None, width: int | None, glyphs: str, workers: int
 ) -> None:
     """Print Gantt chart and summary; write an HTML page and the pictures as SVG and PNG."""
-    paper = _paper(width, glyphs)
+    paper = options.paper(width, glyphs)
     name = stem(log)
     with _logs([log] if against is None else [log, against], tells=True) as database:
         for i, story in enumerate(stories(database, against)):
@@ -167,15 +105,15 @@ def report(  # noqa: PLR0917 - click gives them by name
 
 
 @cli.command()
-@_log
-@_width
+@options.LOG
+@options.WIDTH
 @click.option("--round", "rounds", multiple=True, metavar="N|A-B", help="Only these rounds; may be repeated.")
-@_glyphs
-@_workers
-@_no_cache
+@options.GLYPHS
+@options.WORKERS
+@options.NO_CACHE
 def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, workers: int) -> None:
     """Draw each round: a row for the scheduler and one for each worker."""
-    wanted, paper = _rounds(rounds), _paper(width, glyphs)
+    wanted, paper = options.rounds(rounds), options.paper(width, glyphs)
     with _logs([log]) as database:
         all_of = list(stories(database))
         there = {r["round"] for story in all_of for r in story.rounds}
@@ -188,12 +126,12 @@ def gantt(log: Path, width: int | None, rounds: tuple[str, ...], glyphs: str, wo
 
 
 @cli.command()
-@_log
-@_width
-@_no_cache
+@options.LOG
+@options.WIDTH
+@options.NO_CACHE
 def summary(log: Path, width: int | None) -> None:
     """Print a row for each round, the totals, what was rejected or lost, and damage of the log."""
-    paper = _paper(width)
+    paper = options.paper(width)
     with _logs([log], tells=True) as database:
         for i, story in enumerate(stories(database)):
             if i:
@@ -212,15 +150,10 @@ def _found(names: Iterable[str], folder: str) -> list[Path]:
     return paths
 
 
-_runs = click.option(
-    "--runs", "folder", default=DEFAULT_FOLDER, show_default=True, help="Folder with logs, if none is named."
-)
-
-
 @cli.command()
 @click.argument("query", required=False)
 @click.argument("logs", nargs=-1)
-@_runs
+@options.RUNS
 @click.option(
     "--format", "form", type=click.Choice(export.FORMATS), default="table", help="How to write the result."
 )
@@ -231,7 +164,7 @@ _runs = click.option(
 @click.option("-p", "--param", "given", multiple=True, metavar="NAME=VALUE", help="Value of $NAME, as text.")
 @click.option("--unsafe", is_flag=True, help="Let the query reach files and the network.")
 @click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
-@_no_cache
+@options.NO_CACHE
 def sql(  # noqa: PLR0917 - click passes options by name
     query: str | None,
     logs: tuple[str, ...],
@@ -258,7 +191,7 @@ def sql(  # noqa: PLR0917 - click passes options by name
         query = script.read_text(encoding="utf-8")
     elif query == "-":
         query = sys.stdin.read()
-    parameters = _parameters(given)
+    parameters = options.parameters(given)
     if not query or not query.strip():
         raise click.UsageError("no query; 'analyze sql --schema' shows what can be asked")
     if form == "parquet" and output is None and sys.stdout.isatty():
@@ -274,20 +207,14 @@ def sql(  # noqa: PLR0917 - click passes options by name
         cursor = database.asked(query, parameters)
         described = cursor.description or []
         names, types = [d[0] for d in described], [d[1] for d in described]
-        text = export.text(names, types, cursor.fetchall(), form, width=None if output else _paper().limit)
+        text = export.text(
+            names, types, cursor.fetchall(), form, width=None if output else options.paper().limit
+        )
         if output is None:
             click.echo(text, nl=False)
         else:
             export.write_whole(output, text.encode())
             _say(f"wrote {output}")
-
-
-def _parameters(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in given]
-    for name, equals, _ in pairs:
-        if not equals or not name.isidentifier():
-            raise click.BadParameter(f"{name!r} is not of the form NAME=VALUE", param_hint="--param")
-    return {name: value for name, _, value in pairs}
 
 
 def _parquet(
@@ -326,12 +253,12 @@ def explain_(place: str) -> None:
 
 
 def _show_schema(wanted: str = "") -> None:
-    click.echo(joined(told.schema_lines(Database(empty()).documented(), _paper(), wanted)), nl=False)
+    click.echo(joined(told.schema_lines(Database(empty()).documented(), options.paper(), wanted)), nl=False)
 
 
 @cli.command("shell")
 @click.argument("logs", nargs=-1)
-@_runs
+@options.RUNS
 @click.option(
     "--format",
     "form",
@@ -340,7 +267,7 @@ def _show_schema(wanted: str = "") -> None:
     help="How to write results.",
 )
 @click.option("--unsafe", is_flag=True, help="Let queries reach files and the network.")
-@_no_cache
+@options.NO_CACHE
 def shell_(logs: tuple[str, ...], folder: str, form: str, *, unsafe: bool) -> None:
     """Ask one query after the other of LOGS, or of all in a folder, at a prompt."""
     if not sys.stdin.isatty():
@@ -358,15 +285,16 @@ def shell_(logs: tuple[str, ...], folder: str, form: str, *, unsafe: bool) -> No
             echo=lambda text: click.echo(text, nl=False),
             say=_say,
             schema=_show_schema,
+            width=lambda: options.paper().limit,
         )
 
 
 @cli.command()
 @click.argument("logs", nargs=-1)
-@_runs
-@_width
+@options.RUNS
+@options.WIDTH
 @click.option("--whole", is_flag=True, help="Read every log to its end, and tell what is damaged.")
-@_no_cache
+@options.NO_CACHE
 def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) -> None:
     """List runs, a line each; LOGS are logs or folders with logs.
 
@@ -374,7 +302,7 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
     and in all other commands.
     """
     paths = _found(logs, folder)
-    rows, left = ([], paths) if whole else glanced(paths, _kept_in())
+    rows, left = ([], paths) if whole else glanced(paths, options.kept_in())
     code = 0
     if left:
         try:
@@ -388,18 +316,18 @@ def runs(logs: tuple[str, ...], folder: str, width: int | None, *, whole: bool) 
             _say(f"warning: {e}")
             code = DAMAGED
     made = told.runs_table(sorted(rows, key=lambda row: (row["run"], row["run_no"])))
-    click.echo(joined(fitted(made.columns, made.rows, _paper(width).limit)), nl=False)
+    click.echo(joined(fitted(made.columns, made.rows, options.paper(width).limit)), nl=False)
     if code:
         raise click.exceptions.Exit(code)
 
 
 @cli.command()
 @click.argument("logs", nargs=-1, required=True)
-@_width
-@_no_cache
+@options.WIDTH
+@options.NO_CACHE
 def compare(logs: tuple[str, ...], width: int | None) -> None:
     """Put runs side by side; differences are to the first."""
-    paper = _paper(width)
+    paper = options.paper(width)
     with _logs(_found(logs, DEFAULT_FOLDER)) as database:
         everyone = database.rows(
             "SELECT r.run, r.run_no, r.file, r.job_name, m.* EXCLUDE (run, run_no) FROM runs r "
@@ -428,7 +356,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
 
 @cli.command("export")
 @click.argument("logs", nargs=-1)
-@_runs
+@options.RUNS
 @click.option(
     "--parquet",
     "target",
@@ -436,7 +364,7 @@ def compare(logs: tuple[str, ...], width: int | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write, or to add to.",
 )
-@_no_cache
+@options.NO_CACHE
 def export_(logs: tuple[str, ...], folder: str, target: Path) -> None:
     """Write runs as Parquet files, partitioned by run, for any other engine.
 

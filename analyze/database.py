@@ -13,7 +13,8 @@ from typing import Any
 import duckdb
 
 from analyze import explain, kept, lazy
-from analyze.load import MEMORY_LIMIT, Loader, Log
+from analyze.load import MEMORY_LIMIT, Loader
+from analyze.log import Log
 from analyze.shapes import columns
 from analyze.source import stem
 from analyze.tables import make_tables

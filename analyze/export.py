@@ -53,6 +53,14 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def _json(value: Any) -> str:
+    """Return JSON on one line; what a terminal may obey is escaped, which means the same to who reads it."""
+    made = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return (
+        made if made.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in made)
+    )
+
+
 def _markdown(row: Sequence[Any]) -> str:
     cells = (printable(_cell(value)).replace("\\", "\\\\").replace("|", "\\|") for value in row)
     return "| " + " | ".join(cell.replace("<", "&lt;") for cell in cells) + " |\n"
@@ -66,11 +74,9 @@ def text(
     *,
     width: int | None = None,
 ) -> str:
-    """Return rows as text; a table is cut to the width, if one is given."""
+    """Return rows as text; `width`: that of the terminal which shows it, None for a pipe or a file."""
     if form in {"json", "jsonl"}:
-        lines = [
-            json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows
-        ]
+        lines = [_json(dict(zip(names, map(_plain, row), strict=True))) for row in rows]
         return "".join(f"{line}\n" for line in lines) if form == "jsonl" else "[" + ",\n ".join(lines) + "]\n"
     if form == "markdown":
         return "".join(_markdown(row) for row in (names, ["---"] * len(names), *rows))
@@ -79,7 +85,8 @@ def text(
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(names)
         writer.writerows([_cell(value) for value in row] for row in rows)
-        return out.getvalue()
+        made = out.getvalue()
+        return made if width is None else "\n".join(map(printable, made.split("\n")))
     numeric = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UBIGINT", "FLOAT", "DOUBLE"}
     columns = [Column(n, right=str(t) in numeric) for n, t in zip(names, types, strict=True)]
     return joined(fitted(columns, [[_cell(value) for value in row] for row in rows], width))

@@ -103,10 +103,11 @@ def _run(path: Path) -> str | None:
 
 def _glance(path: Path, seen: set[tuple[int, int]], told: dict[str, _Told]) -> Row | None:
     """Return what a log says; an empty row if it has been looked at under another name."""
+    # What is read from a pipe that is opened and closed is gone.
+    if not stat.S_ISREG(path.stat().st_mode):
+        return None
     with path.open("rb", buffering=0) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return None
         if (which := (status.st_dev, status.st_ino)) in seen:
             return {}
         running = is_locked(file.fileno())

@@ -24,7 +24,8 @@ import msgspec
 
 from analyze import cache
 from analyze.fingerprint import Hashed, mark, settled
-from analyze.load import MEMORY_LIMIT, ChangedError, Loader, Log
+from analyze.load import MEMORY_LIMIT, Loader
+from analyze.log import ChangedError, Log
 from analyze.source import is_locked
 from analyze.tables import EVENT_TABLES, make_tables, make_view
 

@@ -6,7 +6,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,11 +16,12 @@ import numpy as np
 from analyze import source
 from analyze.arrays import column_of, micro
 from analyze.fast import Int64
-from analyze.fingerprint import Hashed, Mark, ends
+from analyze.fingerprint import Hashed, ends
 from analyze.lines import HEAD_BYTES, Readable, chunks
+from analyze.log import ChangedError, Log
 from analyze.order import InOrder, faults, is_shuffled
 from analyze.reader import Batch, Reader, Reject
-from analyze.source import stem
+from analyze.source import shown, stem
 from analyze.tables import EVENT_TABLES, OTHER, table_of
 from schemas.events import BY_KIND
 
@@ -42,51 +43,6 @@ _LOG_COLUMNS = (
     "shuffled",
     "cut",
 )
-
-
-@dataclass(slots=True)
-class Log:
-    """What loading one file found."""
-
-    path: Path
-    lines: int = 0
-    events: int = 0
-    rejects: int = 0
-    missing: int = 0
-    newest_version: int | None = None
-    first_time: float | None = None
-    """What the first event of version 0 shows as its time."""
-    running: bool = False
-    shuffled: int = 0
-    """Events that are not where they were written: the lines were sorted or shuffled."""
-    cut: str = ""
-    """What of a compressed file could not be read, in words."""
-    log_no: int = 0
-    size_bytes: int = 0
-    oldest_version: int | None = None
-    runs: dict[str, int] = field(default_factory=dict)
-    """The number of each run in it."""
-    problem: str = ""
-    """Why it gave nothing, in words."""
-    ends: str = ""
-    """Hash of its head and its tail."""
-    twin: Path | None = None
-    """A log before it that says the same, in place of which nothing was loaded."""
-    mark: Mark | None = None
-    """What the file was; None if it may have changed since and look the same."""
-    digest: str = ""
-    """SHA-256 of what was read of a file that is no copy."""
-    last: dict[int, tuple[int, int, int]] | None = None
-    """Line, number and time of the last event of each run, where reading can be gone on with."""
-
-    @property
-    def damaged(self) -> bool:
-        """Say whether anything of the log is lost."""
-        return bool(self.rejects or self.missing or self.shuffled or self.cut)
-
-
-class ChangedError(Exception):
-    """A log is no longer what it was, but longer."""
 
 
 class Loader:
@@ -251,7 +207,7 @@ class Loader:
         logs = [
             [
                 log.log_no,
-                str(log.path),
+                shown(log.path),
                 log.size_bytes,
                 log.lines,
                 log.running,

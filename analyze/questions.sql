@@ -27,8 +27,8 @@ WITH moves AS (
     FROM store.spans WHERE kind IN ('push', 'pull') AND NOT open),
 summed AS (
     SELECT run_no, round, attempt, kind AS direction, count(*) AS transfers,
-           coalesce(sum(moved) FILTER (NOT failed), 0)::BIGINT AS bytes,
-           sum(greatest(end_us - from_us, 0))::BIGINT AS busy_us
+           store.whole(coalesce(sum(moved) FILTER (NOT failed), 0)) AS bytes,
+           store.whole(sum(greatest(end_us - from_us, 0))) AS busy_us
     FROM moves GROUP BY ALL)
 SELECT u.run, s.run_no, s.round, s.attempt, s.direction, s.transfers, s.bytes, s.busy_us / 1e6 AS busy_s, s.busy_us,
        CASE WHEN s.busy_us > 0 THEN s.bytes * 1e6 / s.busy_us END AS bytes_per_s
@@ -49,9 +49,9 @@ CREATE VIEW hosts AS
 WITH placed AS (
     SELECT *, CASE WHEN address LIKE 'ssh:%' THEN substr(address, 5) ELSE split_part(address, ':', 1) END AS host
     FROM store.places LEFT JOIN store.work USING (run_no, rank) WHERE address IS NOT NULL)
-SELECT p.host, count(DISTINCT p.run_no) AS runs, count(*) AS workers, coalesce(sum(p.rounds), 0)::BIGINT AS rounds,
-       coalesce(sum(p.survived), 0)::BIGINT AS survived, coalesce(sum(p.failed), 0)::BIGINT AS failed,
-       coalesce(sum(p.rejected), 0)::BIGINT AS rejected, coalesce(sum(p.absent), 0)::BIGINT AS absent,
+SELECT p.host, count(DISTINCT p.run_no) AS runs, count(*) AS workers, store.whole(coalesce(sum(p.rounds), 0)) AS rounds,
+       store.whole(coalesce(sum(p.survived), 0)) AS survived, store.whole(coalesce(sum(p.failed), 0)) AS failed,
+       store.whole(coalesce(sum(p.rejected), 0)) AS rejected, store.whole(coalesce(sum(p.absent), 0)) AS absent,
        (sum(p.failed) + sum(p.rejected) + sum(p.absent)) / nullif(sum(p.rounds), 0) AS failure_rate
 FROM placed p GROUP BY p.host;
 
@@ -67,7 +67,7 @@ stays AS (
            CASE WHEN price >= 0 AND isfinite(price) THEN price END AS price
     FROM moves WHERE kind = 'worker_up'),
 billed AS (
-    SELECT run_no, rank, sum(up_us)::BIGINT AS up_us, arg_max(price, seq) AS price,
+    SELECT run_no, rank, store.whole(sum(up_us)) AS up_us, arg_max(price, seq) AS price,
            sum(up_us * price) / 3600e6 AS cost
     FROM stays GROUP BY ALL)
 SELECT u.run, b.run_no, b.rank, p.address, b.price AS price_per_hour, b.up_us / 1e6 AS connected_s,

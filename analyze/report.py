@@ -12,6 +12,7 @@ from analyze import html, sofar, told
 from analyze.database import Database, Row, parsed
 from analyze.export import write_whole
 from analyze.gantt import Chart, charts, states_of
+from analyze.source import shown
 from analyze.terminal import Paper, gantt, sentence, shown_width, table
 from analyze.told import Table
 
@@ -47,7 +48,7 @@ def stories(database: Database, against: Path | None = None) -> Iterator[Story]:
     resilience = {row["run_no"]: row for row in database.rows("SELECT * FROM resilience")}
     costs = {row["run_no"]: row for row in database.rows(_COSTS)}
     files = {run["run_no"]: run["file"] for run in database.rows("SELECT run_no, file FROM runs")}
-    other = next((no for no, file in files.items() if against is not None and file == str(against)), None)
+    other = next((no for no, file in files.items() if against is not None and file == shown(against)), None)
     for run in database.rows("SELECT * FROM runs ORDER BY run_no"):
         no = run["run_no"]
         if no == other:
@@ -210,7 +211,9 @@ def damage_notes(database: Database) -> list[str]:
     damaged = [log for log in database.logs if log.damaged]
     notes = []
     for log in damaged[:_FEW]:
-        rows = database.rows("SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", str(log.path))
+        rows = database.rows(
+            "SELECT * FROM damage WHERE file = ? ORDER BY first_line, reason", shown(log.path)
+        )
         notes.append(f"{log.path}: {told.damage_note(rows)}; the view 'rejects' has the lines")
     if len(damaged) > _FEW:
         notes.append(f"and {len(damaged) - _FEW} more damaged logs: see the view 'damage'")

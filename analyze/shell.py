@@ -124,6 +124,7 @@ def talk(
     echo: Callable[[str], None],
     say: Callable[[str], None],
     schema: Callable[[str], None],
+    width: Callable[[], int | None] = lambda: None,
 ) -> None:
     """Answer statements, one after the other; a wrong one ends nothing.
 
@@ -134,6 +135,7 @@ def talk(
         echo: prints a result.
         say: prints a message.
         schema: prints the views, or the one named.
+        width: says how wide the terminal is now; None where a table need not fit one.
     """
     say(".help shows how; Ctrl-D ends")
     for statement in statements:
@@ -152,17 +154,22 @@ def talk(
             say(f"error: {statement} is no command; .help shows what there is")
         elif word:
             with suppress(BrokenPipeError):
-                _answer(database, statement, form, echo, say)
+                _answer(database, statement, form, width(), echo, say)
 
 
-def _answer(
-    database: Database, statement: str, form: str, echo: Callable[[str], None], say: Callable[[str], None]
+def _answer(  # noqa: PLR0917 - what it answers, and how
+    database: Database,
+    statement: str,
+    form: str,
+    width: int | None,
+    echo: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> None:
     try:
         cursor = database.asked(statement)
         described = cursor.description or []
         rows = cursor.fetchall() if described else []
-        text = export.text([d[0] for d in described], [d[1] for d in described], rows, form)
+        text = export.text([d[0] for d in described], [d[1] for d in described], rows, form, width=width)
     except KeyboardInterrupt:
         say("interrupted")
     except duckdb.Error as e:

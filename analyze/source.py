@@ -47,14 +47,19 @@ class Source:
     """It is read where it lies, not from a copy."""
 
 
+def shown(path: Path) -> str:
+    """Return the name of a file as text, also where it is no UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def stem(path: Path) -> str:
-    """Return the name of a log without its endings."""
+    """Return the name of a log without its endings, as text."""
     if path == STDIN:
         return "stdin"
-    name = path.name
+    name = shown(Path(path.name))
     for ending in (".gz", ".zst", ".jsonl"):
         name = name.removesuffix(ending)
-    return name or path.name
+    return name or shown(Path(path.name))
 
 
 def found(names: Iterable[str]) -> list[Path]:
@@ -66,7 +71,10 @@ def found(names: Iterable[str]) -> list[Path]:
     for name in names:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS) and not p.is_dir())
+            # Nobody may be at the other end of a pipe in a folder.
+            inside = sorted(
+                p for p in path.iterdir() if p.name.endswith(ENDINGS) and not (p.is_dir() or p.is_fifo())
+            )
             paths += inside or [path]
         elif not path.exists() and glob.has_magic(name):
             paths += [Path(p) for p in sorted(glob.glob(name, recursive=True))] or [path]  # noqa: PTH207 - a pattern may be absolute

@@ -3,6 +3,11 @@
 -- promise. Views in "main" are.
 -- Times are microseconds in columns ending in _us, which add up exactly, and seconds in those ending in _s.
 
+-- A sum that is beyond 2^60, as only damage makes it, is 2^60, so that sums of such sums are within 64 bits.
+CREATE MACRO store.whole(x) AS
+CASE WHEN x > 1152921504606846976 THEN 1152921504606846976 WHEN x < -1152921504606846976 THEN -1152921504606846976
+     ELSE x END::BIGINT;
+
 -- One row a try of a round. A try's number rises strictly, also where the log is damaged.
 CREATE TABLE store.tries AS
 WITH numbered AS (
@@ -96,26 +101,29 @@ WITH seen AS (
     SELECT run_no, round, attempt, min(seq) AS first_seq, max(seq) AS last_seq, min(t_us) AS first_us, max(t_us) AS last_us,
            count(DISTINCT rank) AS ranks, max(rank) FILTER (rank < 100000) + 1 AS most_rank, count(*) FILTER (kind = 'reject') AS rejected
     FROM store.placed WHERE round IS NOT NULL GROUP BY ALL)
-SELECT *, row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth FROM seen;
+-- A rank far beyond the number of workers is damage, and would have a row for each rank below it in every try.
+SELECT * REPLACE (CASE WHEN most_rank <= 100 + 10 * max(ranks) OVER (PARTITION BY run_no) THEN most_rank END AS most_rank),
+       row_number() OVER (PARTITION BY run_no ORDER BY first_seq) AS nth
+FROM seen;
 
 CREATE TABLE store.rounds AS
 WITH sums AS (
     SELECT run_no, round, attempt,
            min(start_us) AS first_start_us, max(end_us) AS last_end_us,
-           coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0)::BIGINT
+           store.whole(coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0))
                AS bytes_up,
-           coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0)::BIGINT
+           store.whole(coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0))
                AS bytes_down,
-           sum(duration_us) FILTER (phase = 'aggregate')::BIGINT AS aggregate_us,
-           sum(duration_us) FILTER (phase = 'eval')::BIGINT AS eval_us,
+           store.whole(sum(duration_us) FILTER (phase = 'aggregate')) AS aggregate_us,
+           store.whole(sum(duration_us) FILTER (phase = 'eval')) AS eval_us,
            count(*) FILTER (failed) AS failures, count(*) FILTER (open) AS open_spans
     FROM store.spans WHERE round IS NOT NULL GROUP BY ALL),
 longest AS (
     SELECT run_no, round, attempt, max(push_us) AS longest_push_us, max(train_us) AS longest_train_us,
            max(pull_us) AS longest_pull_us
-    FROM (SELECT run_no, round, attempt, rank, sum(duration_us) FILTER (phase = 'push')::BIGINT AS push_us,
-                 sum(duration_us) FILTER (phase = 'train')::BIGINT AS train_us,
-                 sum(duration_us) FILTER (phase = 'pull')::BIGINT AS pull_us
+    FROM (SELECT run_no, round, attempt, rank, store.whole(sum(duration_us) FILTER (phase = 'push')) AS push_us,
+                 store.whole(sum(duration_us) FILTER (phase = 'train')) AS train_us,
+                 store.whole(sum(duration_us) FILTER (phase = 'pull')) AS pull_us
           FROM store.spans WHERE rank IS NOT NULL AND round IS NOT NULL GROUP BY ALL)
     GROUP BY ALL),
 said AS (FROM store.placed WHERE kind IN ('round_end', 'aggregate') AND round IS NOT NULL),
@@ -152,12 +160,12 @@ WITH expected AS (
     SELECT run_no, round, attempt, unnest(range(total_nodes)) AS rank FROM store.rounds WHERE total_nodes <= 100000),
 traces AS (
     SELECT run_no, round, attempt, rank,
-           coalesce(sum(duration_us) FILTER (phase = 'push'), 0)::BIGINT AS push_us,
-           coalesce(sum(duration_us) FILTER (phase = 'train'), 0)::BIGINT AS train_us,
-           coalesce(sum(duration_us) FILTER (phase = 'pull'), 0)::BIGINT AS pull_us,
-           coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0)::BIGINT
+           store.whole(coalesce(sum(duration_us) FILTER (phase = 'push'), 0)) AS push_us,
+           store.whole(coalesce(sum(duration_us) FILTER (phase = 'train'), 0)) AS train_us,
+           store.whole(coalesce(sum(duration_us) FILTER (phase = 'pull'), 0)) AS pull_us,
+           store.whole(coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'push' AND NOT failed), 0))
                AS bytes_up,
-           coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0)::BIGINT
+           store.whole(coalesce(sum(size_bytes - coalesce(reused, 0)) FILTER (kind = 'pull' AND NOT failed), 0))
                AS bytes_down,
            count(*) FILTER (failed) AS failures, arg_max(failed, end_us::HUGEINT * 9223372036854775808 + seq) AS last_failed,
            bool_or(open) AS open, bool_or(kind = 'pull' AND NOT failed AND NOT open) AS pulled
@@ -248,7 +256,7 @@ SELECT l.log_no, l.file, l.size_bytes, l.lines, coalesce(r.rejects, 0) AS reject
        coalesce(g.missing, 0) AS missing, l.running, l.oldest_version, l.newest_version, l.shuffled, l.cut
 FROM store.logs l
 LEFT JOIN (SELECT log_no, count(*) AS rejects FROM store.rejects GROUP BY ALL) r USING (log_no)
-LEFT JOIN (SELECT log_no, sum(missing)::BIGINT AS missing FROM store.gaps GROUP BY ALL) g USING (log_no);
+LEFT JOIN (SELECT log_no, least(sum(missing), 9223372036854775807)::BIGINT AS missing FROM store.gaps GROUP BY ALL) g USING (log_no);
 
 CREATE VIEW events AS
 SELECT u.run, e.run_no, l.file, e.line, e.byte_offset, e.* EXCLUDE (run_no, run, line, byte_offset)
@@ -263,7 +271,7 @@ SELECT l.file, r.reason, count(*) AS lines, min(r.line) AS first_line,
        arg_min(r.detail, r.line) AS example
 FROM store.rejects r JOIN store.logs l USING (log_no) GROUP BY ALL
 UNION ALL
-SELECT l.file, 'missing seq', sum(g.missing)::BIGINT, min(g.before_line),
+SELECT l.file, 'missing seq', least(sum(g.missing), 9223372036854775807)::BIGINT, min(g.before_line),
        arg_min(g.missing, g.before_line) || ' missing before line ' || min(g.before_line)
 FROM store.gaps g JOIN store.logs l USING (log_no) GROUP BY l.file
 UNION ALL
@@ -297,30 +305,30 @@ SELECT u.run, r.run_no, r.nth, r.round, r.attempt, r.tries, r.outcome, r.reason,
        r.start_us / 1e6 AS start_s, r.end_us / 1e6 AS end_s, r.duration_us / 1e6 AS duration_s,
        r.longest_push_us, r.longest_train_us, r.longest_pull_us, r.aggregate_us, r.eval_us, r.start_us, r.end_us,
        r.duration_us, r.delta_norm, r.weight_norm, r.num_workers, r.method, r.weighting, r.params_sha256
-FROM store.rounds r JOIN store.runs u USING (run_no);
+FROM store.rounds r JOIN store.runs u USING (run_no) ORDER BY r.run_no, r.nth;
 
 CREATE VIEW phases AS
 WITH shares AS (
     SELECT run_no, round, attempt,
-           coalesce(sum(end_us - start_us) FILTER (state = 'push'), 0)::BIGINT AS push_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'train'), 0)::BIGINT AS train_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'pull'), 0)::BIGINT AS pull_us,
-           coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS idle_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state = 'push'), 0)) AS push_us,
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state = 'train'), 0)) AS train_us,
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state = 'pull'), 0)) AS pull_us,
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)) AS idle_us,
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)) AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 central AS (
     SELECT w.run_no, w.round, w.attempt, c.phase,
-           sum(greatest(least(w.end_us, c.end_us) - greatest(w.start_us, c.start_us), 0))::BIGINT AS us
+           store.whole(sum(greatest(least(w.end_us, c.end_us) - greatest(w.start_us, c.start_us), 0))) AS us
     FROM store.segments w JOIN store.segments c USING (run_no, round, attempt)
     WHERE w.rank IS NOT NULL AND w.state IN ('wait', 'rejected') AND c.rank IS NULL AND c.phase IN ('aggregate', 'eval') GROUP BY ALL),
 split AS (
-    SELECT run_no, round, attempt, coalesce(sum(us) FILTER (phase = 'aggregate'), 0)::BIGINT AS aggregate_us,
-           coalesce(sum(us) FILTER (phase = 'eval'), 0)::BIGINT AS eval_us
+    SELECT run_no, round, attempt, store.whole(coalesce(sum(us) FILTER (phase = 'aggregate'), 0)) AS aggregate_us,
+           store.whole(coalesce(sum(us) FILTER (phase = 'eval'), 0)) AS eval_us
     FROM central GROUP BY ALL)
 SELECT u.run, s.run_no, r.nth, s.round, s.attempt, r.total_nodes, s.push_us, s.train_us, s.pull_us,
        s.idle_us - coalesce(c.aggregate_us, 0) - coalesce(c.eval_us, 0) AS wait_us, s.dead_us,
        coalesce(c.aggregate_us, 0) AS aggregate_us, coalesce(c.eval_us, 0) AS eval_us,
-       r.duration_us * r.total_nodes AS total_us
+       store.whole(r.duration_us::HUGEINT * r.total_nodes) AS total_us
 FROM shares s JOIN store.rounds r USING (run_no, round, attempt) JOIN store.runs u USING (run_no)
 LEFT JOIN split c USING (run_no, round, attempt);
 
@@ -359,13 +367,13 @@ span AS ( -- a version 0 log doesn't say when its clock was zero
 summed AS (
     SELECT run_no, count(*) AS round_tries,
            count(DISTINCT round) FILTER (done AND outcome = 'ok') AS rounds_done,
-           sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
-           sum(longest_train_us)::BIGINT AS train_us, sum(aggregate_us)::BIGINT AS aggregate_us,
-           sum(eval_us)::BIGINT AS eval_us, sum(duration_us)::BIGINT AS rounds_us,
+           store.whole(sum(bytes_up)) AS bytes_up, store.whole(sum(bytes_down)) AS bytes_down,
+           store.whole(sum(longest_train_us)) AS train_us, store.whole(sum(aggregate_us)) AS aggregate_us,
+           store.whole(sum(eval_us)) AS eval_us, store.whole(sum(duration_us)) AS rounds_us,
            arg_max(survivors, nth) FILTER (done) AS last_survivors, max(total_nodes) AS seen_nodes,
            arg_max(total_nodes, nth) FILTER (done) AS last_nodes,
            arg_max(round, nth) FILTER (NOT done) AS open_round, arg_max(round, nth) AS last_round,
-           sum(failures)::BIGINT AS failures, sum(rejected)::BIGINT AS rejected, sum(survivors)::BIGINT AS survivors
+           store.whole(sum(failures)) AS failures, store.whole(sum(rejected)) AS rejected, store.whole(sum(survivors)) AS survivors
     FROM store.rounds GROUP BY ALL),
 loose AS (SELECT run_no, count(*) FILTER (open) AS open_spans FROM store.spans GROUP BY ALL),
 last_metric AS (
@@ -399,15 +407,15 @@ FROM store.events WHERE rank IS NOT NULL AND kind IN ('worker_up', 'worker_down'
 CREATE TABLE store.work AS
 SELECT run_no, rank, count(*) FILTER (state = 'survived') AS survived, count(*) FILTER (state = 'rejected') AS rejected,
        count(*) FILTER (state = 'failed') AS failed, count(*) FILTER (state = 'absent') AS absent, count(*) AS rounds,
-       sum(push_us)::BIGINT AS push_us, sum(train_us)::BIGINT AS train_us, sum(pull_us)::BIGINT AS pull_us,
-       sum(bytes_up)::BIGINT AS bytes_up, sum(bytes_down)::BIGINT AS bytes_down,
+       store.whole(sum(push_us)) AS push_us, store.whole(sum(train_us)) AS train_us, store.whole(sum(pull_us)) AS pull_us,
+       store.whole(sum(bytes_up)) AS bytes_up, store.whole(sum(bytes_down)) AS bytes_down,
        median(train_us) FILTER (state = 'survived') AS median_train_us
 FROM store.worker_rounds GROUP BY ALL;
 
 CREATE VIEW workers AS
 WITH states AS (
-    SELECT run_no, rank, coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)::BIGINT AS wait_us,
-           coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)::BIGINT AS dead_us
+    SELECT run_no, rank, store.whole(coalesce(sum(end_us - start_us) FILTER (state IN ('wait', 'rejected')), 0)) AS wait_us,
+           store.whole(coalesce(sum(end_us - start_us) FILTER (state = 'dead'), 0)) AS dead_us
     FROM store.segments WHERE rank IS NOT NULL GROUP BY ALL),
 known AS (SELECT run_no, rank FROM store.places UNION SELECT run_no, rank FROM store.work)
 SELECT u.run, k.run_no, k.rank, p.address,
@@ -530,7 +538,7 @@ WITH span AS (
 -- The time in which a coordinator ran: not that between an end and its resume.
 ran AS (
     SELECT p.run_no, p.start_us, p.end_us, p.workers, p.committed, p.tries, p.participation,
-           sum(greatest(least(s.end_us, p.end_us) - greatest(s.start_us, p.start_us), 0))::BIGINT AS ran_us
+           store.whole(sum(greatest(least(s.end_us, p.end_us) - greatest(s.start_us, p.start_us), 0))) AS ran_us
     FROM span p JOIN store.session_ends s USING (run_no) GROUP BY ALL),
 moves AS (
     SELECT e.run_no, e.kind, e.t_us, s.end_us AS session_us,
@@ -538,8 +546,8 @@ moves AS (
     FROM store.events e ASOF JOIN store.session_ends s ON e.run_no = s.run_no AND e.seq >= s.from_seq
     WHERE e.kind IN ('worker_up', 'worker_down') AND e.rank IS NOT NULL),
 up AS (
-    SELECT m.run_no, sum(greatest(least(coalesce(m.next_us, m.session_us), m.session_us, p.end_us)
-                                  - greatest(m.t_us, p.start_us), 0))::BIGINT AS up_us
+    SELECT m.run_no, store.whole(sum(greatest(least(coalesce(m.next_us, m.session_us), m.session_us, p.end_us)
+                                  - greatest(m.t_us, p.start_us), 0))) AS up_us
     FROM moves m JOIN span p USING (run_no) WHERE m.kind = 'worker_up' GROUP BY ALL),
 met AS (
     SELECT run_no, count(*) AS faults, count(*) FILTER (injected IS NOT NULL) AS injected,
@@ -551,7 +559,7 @@ calm AS (
     WHERE NOT EXISTS (SELECT 1 FROM store.faults f
                       WHERE f.run_no = c.run_no AND f.round = c.round AND f.attempt = c.attempt)
     GROUP BY ALL)
-SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers * p.ran_us, 0), 1.0) AS liveness,
+SELECT u.run, p.run_no, p.workers, least(up.up_us / nullif(p.workers::DOUBLE * p.ran_us, 0), 1.0) AS liveness,
        p.participation, p.committed, p.tries, coalesce(m.faults, 0) AS faults, coalesce(m.injected, 0) AS injected,
        m.to_commit_s, m.longest_to_commit_s, m.to_strength_s, m.longest_to_strength_s,
        p.ran_us / 1e6 AS elapsed_s, p.committed * 3600e6 / nullif(p.ran_us, 0) AS commits_per_hour,
@@ -664,7 +672,7 @@ COMMENT ON COLUMN worker_rounds.bytes_up IS 'bytes pushed to workers; failed tra
 COMMENT ON COLUMN worker_rounds.bytes_down IS 'bytes pulled from workers; failed transfers and reused bytes not counted';
 COMMENT ON COLUMN worker_rounds.failures IS 'spans that failed';
 
-COMMENT ON VIEW rounds IS 'One row a try of a round.';
+COMMENT ON VIEW rounds IS 'One row a try of a round; in the order in which they began. The rows of other views are in no order: ask for one by ORDER BY.';
 COMMENT ON COLUMN rounds.run IS 'id of the run';
 COMMENT ON COLUMN rounds.run_no IS 'number of the run among those loaded; tells two files with the same run apart';
 COMMENT ON COLUMN rounds.nth IS 'place of this try of the round in the run, from 1';

@@ -319,7 +319,7 @@ def test_any_damage_costs_the_damaged_lines_alone(scratch, data):
     hits = data.draw(st.integers(1, 4))
     for _ in range(hits):
         i = data.draw(st.integers(0, len(damaged) - 1))
-        match data.draw(st.sampled_from(["flip", "drop", "repeat", "swap", "insert", "nul"])):
+        match data.draw(st.sampled_from(["flip", "drop", "repeat", "swap", "insert", "nul", "run"])):
             case "flip":
                 line = bytearray(damaged[i] or b"x")
                 at = data.draw(st.integers(0, len(line) - 1))
@@ -335,8 +335,28 @@ def test_any_damage_costs_the_damaged_lines_alone(scratch, data):
                 damaged.insert(i, data.draw(st.binary(max_size=50)).replace(b"\n", b""))
             case "nul":
                 damaged[i] = b"\0" * 40
+            case "run":
+                damaged[i] = damaged[i].replace(b'"run":"', b'"run":"%d' % data.draw(st.integers(0, 9)), 1)
     # A swap takes two lines, a flip in the run's name makes an own run of its line: two a hit at most.
     check_damaged(scratch, b"\n".join(damaged) + b"\n", least=80 - 2 * hits)
+
+
+@settings(max_examples=8)
+@given(st.sets(st.integers(1, 79), min_size=1, max_size=40), st.booleans())
+def test_events_with_damaged_runs_are_rejects_and_leave_neither_a_run_nor_a_gap(scratch, places, twice):
+    damaged = list(GOOD[:80])
+    for i in places:
+        damaged[i] = damaged[i].replace(b'"run":"', b'"run":"%d' % i, 1)
+    text = b"\n".join(damaged) + b"\n"
+    if twice:  # a second run beside it, whole
+        text += b"\n".join(line.replace(b'"run":"', b'"run":"other', 1) for line in GOOD[:80]) + b"\n"
+    path = scratch / "d.jsonl"
+    path.write_bytes(text)
+    con, log = load(path)
+    assert con.execute("SELECT line, reason FROM store.rejects ORDER BY line").fetchall() == [
+        (i + 1, "unknown run") for i in sorted(places)
+    ]
+    assert (log.events, len(log.runs), log.missing) == ((160 if twice else 80) - len(places), 1 + twice, 0)
 
 
 def test_the_wrong_answers_of_duckdb_itself_do_not_happen(tmp_path):

@@ -34,7 +34,7 @@ def database(tmp_path_factory):
         yield loaded
 
 
-def typed(database: Database, keys: str, form: str = "csv", past: InMemoryHistory | None = None):
+def typed(database: Database, keys: str, form: str = "csv", past: InMemoryHistory | None = None, width=None):
     echoed: list[str] = []
     said: list[str] = []
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
@@ -46,6 +46,7 @@ def typed(database: Database, keys: str, form: str = "csv", past: InMemoryHistor
             echo=echoed.append,
             say=said.append,
             schema=lambda view: echoed.append(f"schema of {view}"),
+            width=lambda: width,
         )
     return echoed, said[1:]
 
@@ -61,6 +62,14 @@ def test_commands_and_formats(database):
     assert echoed == ['{"x": 1}\n', "schema of rounds"]
     assert said == ["csv", "error: .nothing is no command; .help shows what there is"]
     assert ".schema [VIEW]" in typed(database, ".help\r\x04")[0][0]
+
+
+def test_a_table_fits_the_terminal(database):
+    keys = "FROM workers;\r\x04"
+    ((whole,), _) = typed(database, keys, "table")
+    assert max(map(len, whole.splitlines())) > 80
+    ((cut,), _) = typed(database, keys, "table", width=80)
+    assert max(map(len, cut.splitlines())) <= 80
 
 
 def test_a_wrong_query_and_one_that_reaches_out_end_nothing(database):

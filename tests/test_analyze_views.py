@@ -284,11 +284,18 @@ def test_a_metrics_name_may_hold_anything(tmp_path):
     assert got == [(name, i + 0.5) for i, name in enumerate(names)]
 
 
+def test_rounds_come_in_the_order_in_which_they_began(tmp_path):
+    got = ask(logs.big(12, 8), tmp_path, "SELECT nth, round FROM rounds")
+    assert got == sorted(got)
+
+
 def test_no_view_joins_every_row_with_every_other(tmp_path):
     # An overlap join with a third inequality takes minutes on 200,000 rows; DuckDB plans it without a word.
     path = logs.demo().write(tmp_path)
     with opened([path]) as database:
-        for name, (_, body) in lazy.statements().items():
+        for name, (what, body) in lazy.statements().items():
+            if what == "MACRO":
+                continue
             database.execute(f"SELECT 1 FROM {name} LIMIT 0")
             query = body.strip().removeprefix("AS")
             plan = "".join(row[1] for row in database.con.execute(f"EXPLAIN {query}").fetchall())
