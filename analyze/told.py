@@ -125,7 +125,8 @@ def headline(run: Mapping[str, Any]) -> str:
         if run["rounds_planned"] is not None
         else f"{run['rounds_done']} rounds"
     )
-    parts.append(duration(run["duration_s"]))
+    paused = f", of it {duration(run['paused_s'])} between sessions" if run["paused_us"] > 0 else ""
+    parts.append(duration(run["duration_s"]) + paused)
     return printable("  ".join(parts))
 
 

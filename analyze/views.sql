@@ -376,6 +376,9 @@ summed AS (
            store.whole(sum(failures)) AS failures, store.whole(sum(rejected)) AS rejected, store.whole(sum(survivors)) AS survivors
     FROM store.rounds GROUP BY ALL),
 loose AS (SELECT run_no, count(*) FILTER (open) AS open_spans FROM store.spans GROUP BY ALL),
+pauses AS (
+    SELECT run_no, max(end_us) - min(start_us) - sum(end_us - start_us)::BIGINT AS paused_us
+    FROM store.session_ends GROUP BY ALL HAVING count(*) > 1),
 last_metric AS (
     SELECT run_no, name, value FROM round_metrics
     QUALIFY row_number() OVER (PARTITION BY run_no ORDER BY source, nth DESC, position) = 1)
@@ -389,13 +392,14 @@ SELECT u.run, u.run_no, l.file, s.job ->> 'name' AS job_name, b.began, b.last_ev
        CASE WHEN e.status IS NULL THEN coalesce(o.open_spans, 0) ELSE 0 END AS open_spans,
        coalesce(m.last_nodes, s.total_nodes, m.seen_nodes) AS total_nodes, m.last_survivors, x.name AS last_metric,
        x.value AS last_value, (b.end_us - b.zero_us) / 1e6 AS duration_s, b.end_us - b.zero_us AS duration_us,
+       coalesce(p.paused_us, 0) / 1e6 AS paused_s, coalesce(p.paused_us, 0) AS paused_us,
        m.rounds_us / 1e6 AS rounds_s, m.rounds_us, m.train_us / 1e6 AS train_s, m.train_us,
        m.aggregate_us / 1e6 AS aggregate_s, m.aggregate_us, m.eval_us / 1e6 AS eval_s, m.eval_us, m.bytes_up,
        m.bytes_down, m.survivors, m.failures, m.rejected, coalesce(m.round_tries, 0) AS round_tries, b.resumes, b.events,
        b.version, s.host, s.params_sha256, e.params_path, s.job, s.versions
 FROM store.runs u JOIN store.logs l USING (log_no) JOIN span b USING (run_no) LEFT JOIN started s USING (run_no)
 LEFT JOIN ended e USING (run_no) LEFT JOIN summed m USING (run_no) LEFT JOIN loose o USING (run_no)
-LEFT JOIN last_metric x USING (run_no);
+LEFT JOIN last_metric x USING (run_no) LEFT JOIN pauses p USING (run_no);
 
 CREATE TABLE store.places AS
 SELECT run_no, rank, arg_max(address, seq) FILTER (kind = 'worker_up') AS address,
@@ -779,6 +783,8 @@ COMMENT ON COLUMN runs.last_survivors IS 'survivors of the last round that ended
 COMMENT ON COLUMN runs.last_metric IS 'the metric that matters most: the evaluation''s first, else the workers'' first';
 COMMENT ON COLUMN runs.last_value IS 'its last value';
 COMMENT ON COLUMN runs.duration_s IS 'from the beginning of the run to its last event, seconds';
+COMMENT ON COLUMN runs.paused_s IS 'part of it between a session and the one that resumed it, seconds';
+COMMENT ON COLUMN runs.paused_us IS 'part of it between a session and the one that resumed it, microseconds';
 COMMENT ON COLUMN runs.duration_us IS 'from the beginning of the run to its last event, microseconds';
 COMMENT ON COLUMN runs.rounds_s IS 'all rounds, seconds';
 COMMENT ON COLUMN runs.rounds_us IS 'all rounds, microseconds';

@@ -243,7 +243,9 @@ def test_a_resumed_run_ends_open_spans_with_their_session(tmp_path):
     log.end(1)
     got = ask(log, tmp_path, "SELECT attempt, phase, start_us, end_us FROM spans WHERE open")
     assert got == [(1, "push", 0, 500_000)]
-    assert ask(log, tmp_path, "SELECT status, resumes, rounds_done FROM runs") == [("completed", 1, 1)]
+    query = "SELECT status, resumes, rounds_done, paused_us FROM runs"
+    assert ask(log, tmp_path, query) == [("completed", 1, 1, 10_000_000)]
+    assert ", of it 10.0 s between sessions" in told_of(log.write(tmp_path))[0][0]
 
 
 def test_a_lost_line_of_a_span_costs_that_span_alone(tmp_path):
