@@ -25,6 +25,8 @@ class Table:
 
 _NOTHING_LOST = frozenset({"out of place", "repeated seq"})
 """Damage that takes nothing from the figures."""
+_OFTEN = 3
+"""Losses of a worker that differ in their rounds alone and are told in one sentence."""
 
 
 def seconds(us: float | None) -> str:
@@ -155,23 +157,40 @@ def standing(run: Mapping[str, Any], open_work: Rows) -> list[str]:
 
 
 def loss_sentences(losses: Rows) -> list[str]:
-    """Tell each loss: round, who, what and why."""
+    """Tell each loss: round, who, what and why; what came over a worker again and again, once."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for loss in losses:
+        alike.setdefault((loss["rank"], loss["what"], loss["text"]), []).append(loss)
     told = []
     for loss in losses:
-        label = round_label(loss["round"], loss["attempt"], loss["tries"] or 1)
-        where = "" if loss["round"] is None else f"round {label}, "
-        who = "scheduler" if loss["rank"] is None else f"w{loss['rank']}"
-        what = loss["what"]
-        if what == "no trace":
-            told.append(f"{who}: no trace {loss['text']}")
-            continue
-        after = "" if loss["duration_s"] is None else f" after {duration(loss['duration_s'])}"
-        text = f": {loss['text']}" if loss["text"] else ""
-        if what.startswith("round "):
-            told.append(f"round {label}: {what.removeprefix('round ')}{after}{text}")
-        else:
-            told.append(f"{where}{who}: {what}{after}{text}")
+        same = alike[loss["rank"], loss["what"], loss["text"]]
+        if len(same) < _OFTEN or loss["rank"] is None or None in {one["round"] for one in same}:
+            told.append(_loss(loss))
+        elif loss is same[0]:
+            told.append(_losses(same))
     return [printable(line) for line in told]
+
+
+def _losses(same: Sequence[Mapping[str, Any]]) -> str:
+    """Tell what came over a worker again and again."""
+    rounds = sorted({one["round"] for one in same})
+    where = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+    text = f": {same[0]['text']}" if same[0]["text"] else ""
+    return f"{where}, w{same[0]['rank']}: {same[0]['what']}{text} ({len(same)} times)"
+
+
+def _loss(loss: Mapping[str, Any]) -> str:
+    label = round_label(loss["round"], loss["attempt"], loss["tries"] or 1)
+    where = "" if loss["round"] is None else f"round {label}, "
+    who = "scheduler" if loss["rank"] is None else f"w{loss['rank']}"
+    what = loss["what"]
+    if what == "no trace":
+        return f"{who}: no trace {loss['text']}"
+    after = "" if loss["duration_s"] is None else f" after {duration(loss['duration_s'])}"
+    text = f": {loss['text']}" if loss["text"] else ""
+    if what.startswith("round "):
+        return f"round {label}: {what.removeprefix('round ')}{after}{text}"
+    return f"{where}{who}: {what}{after}{text}"
 
 
 def cost_sentence(row: Mapping[str, Any]) -> str:
@@ -219,11 +238,16 @@ def resilience_sentences(
 def _recovery(what: str, median_s: float | None, longest_s: float | None) -> str:
     if median_s is None:
         return f"from a fault to the {what}: there was none"
-    return f"from a fault to the {what}: {duration(median_s)} (median), {duration(longest_s)} (longest)"
+    times = f"{duration(median_s)} (median), {duration(longest_s)} (longest)"
+    return f"from when the log tells of a fault to the {what}: {times}"
 
 
 def _percent(share: float | None) -> str:
-    return "not known" if share is None else f"{share * 100:.1f} %"
+    """Return a share as a percentage; what falls short of all is not rounded up to it."""
+    if share is None:
+        return "not known"
+    percent = f"{share * 100:.1f} %"
+    return "99.9 %" if percent == "100.0 %" and share < 1 else percent
 
 
 def _count(number_: int, one: str, many: str | None = None) -> str:

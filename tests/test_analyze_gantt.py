@@ -10,6 +10,7 @@ from analyze.compare import comparison, letter
 from analyze.gantt import Bar, Chart, Lane, cells, ticks
 from analyze.glyphs import SETS, choose
 from analyze.terminal import Column, Paper, gantt, shown_width, table
+from analyze.told import loss_sentences
 
 
 def chart(lanes, end=1_000_000):
@@ -141,3 +142,27 @@ def test_cells_are_in_the_order_of_the_spans(parts: list[tuple[str, int]]):
     collapsed = [state for i, state in enumerate(shown) if i == 0 or shown[i - 1] != state]
     told = iter(bar.state for bar in bars)
     assert all(any(state == other for other in told) for state in collapsed)
+
+
+def test_losses_that_come_again_and_again_are_told_once():
+    def loss(round_: int | None, rank: int | None, text: str, what: str = "left") -> dict[str, object]:
+        return {
+            "round": round_,
+            "attempt": 1,
+            "tries": 1,
+            "rank": rank,
+            "what": what,
+            "text": text,
+            "duration_s": None,
+        }
+
+    many = [loss(round_, 7, "cut off") for round_ in (4, 5, 6, 6)]
+    losses = [loss(3, 7, "other"), many[0], loss(4, 8, "cut off"), *many[1:], loss(9, 8, "cut off")]
+    assert loss_sentences(losses) == [
+        "round 3, w7: left: other",
+        "rounds 4 to 6, w7: left: cut off (4 times)",
+        "round 4, w8: left: cut off",
+        "round 9, w8: left: cut off",
+    ]
+    whole = [loss(round_, None, "quorum missed", "round failed") for round_ in range(3)]
+    assert len(loss_sentences(whole)) == 3
