@@ -88,7 +88,9 @@ class Fleet:
                 if self.nursery is not None and self.loaded.job.train.resident:
                     worker.connection = Resident(worker.connection, self.nursery)
             except WorkerError as e:
-                self._down(rank, round, "connect", str(e), for_good=False, injected=e.injected)
+                listed = self.loaded.job.worker
+                where = f"{listed[rank].shown}: " if listed else ""
+                self._down(rank, round, "connect", f"{where}{e}", for_good=False, injected=e.injected)
                 raise
             worker.has_files, worker.out_of_reach = False, ""
             facts = dict(worker.connection.facts)

@@ -197,7 +197,8 @@ def test_a_jump_host_and_its_death(tmp_path: Path, server: Sshd):
     assert [e["survivors"] for e in run.kind("round_end")] == [2, 1, 1]
     lost, refused = run.kind("worker_down")
     assert (lost["rank"], lost["reason"]) == (0, "lost")
-    assert refused["detail"] == f"by way of 127.0.0.1:{jump.port}: Connection refused"
+    where = f"127.0.0.1:{server.port}: by way of 127.0.0.1:{jump.port}"
+    assert refused["detail"] == f"{where}: Connection refused"
 
 
 @pytest.mark.parametrize(
