@@ -136,7 +136,12 @@ def test_the_digits_learn_while_hosts_are_cut_off_stopped_and_rebooted(tmp_path:
     assert not processes_under(path.parent)
 
 
-def test_a_slow_link_that_is_full_is_no_loss(tmp_path: Path, network: Network):
+@pytest.mark.parametrize(
+    ("rate", "count"),
+    [("400kbit", 20_000), ("24mbit", 1_200_000)],  # 160 KB in 3.2 s; 9.6 MB, by OpenSSH's client, likewise
+    ids=["small", "large"],
+)
+def test_a_slow_link_that_is_full_is_no_loss(tmp_path: Path, network: Network, rate: str, count: int):
     slow = network.machines[0]
     path = write_job(
         tmp_path / "job",
@@ -146,8 +151,8 @@ def test_a_slow_link_that_is_full_is_no_loss(tmp_path: Path, network: Network):
         ssh={"lost_s": 1.5},
         policy={"retries": 0},
     )
-    np.save(path.parent / "params.npy", np.random.default_rng(0).standard_normal(20_000))
-    slow.shape("400kbit")  # 160 KB take 3.2 s
+    np.save(path.parent / "params.npy", np.random.default_rng(0).standard_normal(count))
+    slow.shape(rate)
     try:
         with Started(path, within=network.hub.enter) as started:
             run = started.end()
