@@ -163,7 +163,7 @@ def _found(names: Iterable[str], folder: str) -> list[Path]:
 @click.option("-f", "--file", "script", type=click.Path(path_type=Path), help="Read the query from a file.")
 @click.option("-p", "--param", "given", multiple=True, metavar="NAME=VALUE", help="Value of $NAME, as text.")
 @click.option("--unsafe", is_flag=True, help="Let the query reach files and the network.")
-@click.option("--schema", is_flag=True, help="Show every view and column, and read no log.")
+@click.option("--schema", is_flag=True, help="Show every view and column, or one view, and read no log.")
 @options.NO_CACHE
 def sql(  # noqa: PLR0917 - click passes options by name
     query: str | None,
@@ -181,10 +181,10 @@ def sql(  # noqa: PLR0917 - click passes options by name
 
     \b
     analyze sql "SELECT run, round, duration_s FROM rounds ORDER BY duration_s DESC LIMIT 5"
-    analyze sql --schema
+    analyze sql --schema [VIEW]
     """
     if schema:
-        _show_schema()
+        _show_schema(query or "")
         return
     if script is not None:
         logs = (query, *logs) if query else logs
@@ -253,7 +253,10 @@ def explain_(place: str) -> None:
 
 
 def _show_schema(wanted: str = "") -> None:
-    click.echo(joined(told.schema_lines(Database(empty()).documented(), options.paper(), wanted)), nl=False)
+    lines = list(told.schema_lines(Database(empty()).documented(), options.paper(), wanted))
+    if not lines:
+        raise click.UsageError(f"no view is called {wanted!r}; 'analyze sql --schema' shows them all")
+    click.echo(joined(lines), nl=False)
 
 
 @cli.command("shell")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import click
 import duckdb
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -28,6 +29,8 @@ A query ends with ; or with an empty line. Tab completes the names of views and 
   .format [NAME]   how results are written: {formats}
   .quit            or Ctrl-D; Ctrl-C stops a query or empties the line
 """
+_BARE = ("exit", "quit", "help")
+"""Commands that people type without the dot."""
 _KEYWORDS = re.findall(
     r"\w+",
     """
@@ -89,7 +92,7 @@ def _keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         text = event.current_buffer.document.text
         ends = text.rstrip().endswith(";") or not event.current_buffer.document.current_line.strip()
-        if ends or text.lstrip().startswith("."):
+        if ends or text.lstrip().startswith(".") or text.strip().lower() in _BARE:
             event.current_buffer.validate_and_handle()
         else:
             event.current_buffer.newline()
@@ -140,12 +143,17 @@ def talk(
     say(".help shows how; Ctrl-D ends")
     for statement in statements:
         word, _, rest = statement.rstrip(";").strip().partition(" ")
+        if not rest and word.lower() in _BARE:
+            word = f".{word.lower()}"
         if word in {".quit", ".exit"}:
             return
         if word == ".help":
             echo(HELP.format(formats=", ".join(FORMATS)))
         elif word == ".schema":
-            schema(rest.strip())
+            try:
+                schema(rest.strip())
+            except click.UsageError as e:
+                say(f"error: {e.format_message()}")
         elif word == ".format" and rest.strip() in FORMATS:
             form = rest.strip()
         elif word == ".format" and not rest:

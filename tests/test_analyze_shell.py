@@ -64,6 +64,13 @@ def test_commands_and_formats(database):
     assert ".schema [VIEW]" in typed(database, ".help\r\x04")[0][0]
 
 
+@pytest.mark.parametrize("word", ["exit", "QUIT", "exit;"])
+def test_people_leave_and_ask_for_help_without_a_dot(database, word):
+    echoed, said = typed(database, f"help\r{word}\rSELECT 2;\r\x04")
+    assert [text[:7] for text in echoed] == ["A query"]
+    assert not said
+
+
 def test_a_table_fits_the_terminal(database):
     keys = "FROM workers;\r\x04"
     ((whole,), _) = typed(database, keys, "table")
