@@ -153,9 +153,10 @@ def _linked(entry: Entry, place: Path, key: str, link: Path) -> bool:
 
 
 def _base(place: Path, paths: Sequence[Path]) -> tuple[list[Log], Path | None]:
-    """Return the logs and the tables that are kept of as many of the first of these logs as can be."""
+    """Return what is kept of a list of logs that shares the most with this one, and their tables."""
+    wanted = set(paths)
     best: list[Log] = []
-    tables = None
+    most, tables, digest = 0, None, ""
     for name in place.glob("*.json"):
         entry = cache.read(name, Entry)
         if entry is None or (entry.code, entry.folder) != (cache.code(), str(Path.cwd())):
@@ -163,9 +164,10 @@ def _base(place: Path, paths: Sequence[Path]) -> tuple[list[Log], Path | None]:
         logs = entry.logs
         if any(log.twin for log in logs):  # one of two that grows is a twin no more
             continue
-        if len(best) < len(logs) <= len(paths) and [log.path for log in logs] == list(paths[: len(logs)]):
-            best, tables = logs, entry.tables(place, name.stem)
-            digest = entry.digest
+        shared = sum(log.size_bytes for log in logs if log.path in wanted)
+        # Taking out more than is left takes longer than loading that.
+        if shared > most and 2 * shared >= sum(log.size_bytes for log in logs):
+            best, most, tables, digest = logs, shared, entry.tables(place, name.stem), entry.digest
     if tables is None:
         return [], None
     try:
@@ -177,7 +179,7 @@ def _base(place: Path, paths: Sequence[Path]) -> tuple[list[Log], Path | None]:
 
 
 def _made(place: Path, paths: Sequence[Path], link: Path, base: list[Log], tables: Path | None) -> list[Log]:
-    """Load the logs into a new file: what is new in them, if `base` are what the first of them were."""
+    """Load the logs into a new file: what is new in them, if `base` are what is in the tables."""
     try:
         if tables is not None:
             shutil.copyfile(tables, link)
@@ -185,10 +187,17 @@ def _made(place: Path, paths: Sequence[Path], link: Path, base: list[Log], table
             con.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
             if tables is None:
                 make_tables(con)
-            loader = Loader(con, base, hashing=True)
-            logs = [_again(log) or loader.go_on(log) for log in base]
-            logs += [loader.load(path) for path in paths[len(base) :]]
-            loader.finish()
+            wanted = set(paths)
+            again = {log.path: _again(log) for log in base if log.path in wanted}
+            before = {log.path: again.get(log.path) or log for log in base}
+            loader = Loader(con, list(before.values()), hashing=True)
+            for path, log in before.items():
+                if path not in again:
+                    loader.forget(log)
+            logs = [again.get(path) or _loaded(loader, path, before.get(path)) for path in paths]
+            if base and any(log.twin for log in logs):
+                raise ChangedError  # which of two is the twin depends on which is loaded first
+            loader.finish(paths)
         return logs
     except BaseException as e:
         link.unlink(missing_ok=True)
@@ -197,3 +206,14 @@ def _made(place: Path, paths: Sequence[Path], link: Path, base: list[Log], table
         if tables is None or not isinstance(e, ChangedError | duckdb.Error):
             raise
     return _made(place, paths, link, [], None)
+
+
+def _loaded(loader: Loader, path: Path, before: Log | None) -> Log:
+    """Load a log, or what it has gained, or if it is not what it was but longer, all of it anew."""
+    if before is None:
+        return loader.load(path)
+    try:
+        return loader.go_on(before)
+    except ChangedError:
+        loader.forget(before)
+        return loader.load(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,6 +89,22 @@ class Loader:
         if log.last is None:
             raise ChangedError
         return self._whole(replace(log))
+
+    def forget(self, log: Log) -> None:
+        """Take out a log that is loaded, before anything is loaded or where it could not be gone on with."""
+        for table in EVENT_TABLES:
+            self._con.execute(
+                f"DELETE FROM {table} WHERE run_no IN (SELECT unnest(?))",  # noqa: S608 - our own name
+                [list(log.runs.values())],
+            )
+        for table in ("store.rejects", "store.gaps"):
+            self._con.execute(f"DELETE FROM {table} WHERE log_no = ?", [log.log_no])  # noqa: S608 - our own name
+        for run in log.runs:
+            del self._runs[log.log_no, run]
+        del self._logs[log.log_no]
+        alike = self._contents[log.size_bytes, log.ends]
+        if log.path in alike:
+            alike.remove(log.path)
 
     def _whole(self, log: Log) -> Log:
         # Decoded events hold no cycles; looking for some among a million of them takes as long as decoding.
@@ -197,9 +213,13 @@ class Loader:
         found = self._con.execute("SELECT line FROM store.rejects WHERE log_no = ?", [log.log_no])
         return [line for (line,) in found.fetchall()]
 
-    def finish(self) -> None:
-        """Write what is known only after the last file."""
+    def finish(self, paths: Sequence[Path] = ()) -> None:
+        """Write what is known only after the last file.
+
+        `paths`: the order of the files, where it is not that in which they were loaded.
+        """
         self._flush()
+        self._renumber({path: place for place, path in enumerate(paths)})
         self._con.execute("DELETE FROM store.runs; DELETE FROM store.logs")
         rows = [[number, log_no, run] for (log_no, run), number in self._runs.items()]
         if rows:
@@ -226,6 +246,31 @@ class Loader:
             "FROM store.events e JOIN store.runs u USING (run_no) "
             "WHERE u.log_no = r.log_no AND e.kind = 'run_resume' AND e.broken_offset = r.byte_offset"
         )
+
+    def _renumber(self, places: Mapping[Path, int]) -> None:
+        """Number logs and runs from 1 in the order of the files, whatever was loaded when."""
+        logs = sorted(self._logs.values(), key=lambda log: (places.get(log.path, 0), log.log_no))
+        log_nos = {log.log_no: i for i, log in enumerate(logs, start=1)}
+        runs = [number for log in logs for number in log.runs.values()]
+        run_nos = {number: i for i, number in enumerate(runs, start=1)}
+        for name, numbers, tables in (
+            ("run_no", run_nos, (*EVENT_TABLES, "store.gaps")),
+            ("log_no", log_nos, ("store.rejects", "store.gaps")),
+        ):
+            moved = [(old, new) for old, new in numbers.items() if old != new]
+            for table in tables if moved else ():
+                self._con.execute(
+                    f"UPDATE {table} SET {name} = m.new "  # noqa: S608 - our own names
+                    f"FROM (SELECT unnest(?) AS old, unnest(?) AS new) m WHERE {name} = m.old",
+                    [[old for old, _ in moved], [new for _, new in moved]],
+                )
+        for log in logs:
+            log.log_no = log_nos[log.log_no]
+            log.runs = {run: run_nos[number] for run, number in log.runs.items()}
+            if log.last is not None:
+                log.last = {run_nos[number]: last for number, last in log.last.items()}
+        self._logs = {log.log_no: log for log in logs}
+        self._runs = {(log.log_no, run): number for log in logs for run, number in log.runs.items()}
 
     def _append(self, table: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         import pyarrow as pa  # noqa: PLC0415 - nothing that loads nothing needs it

@@ -104,6 +104,30 @@ def test_an_unchanged_log_is_not_read_again_and_one_that_grew_from_where_it_ende
     assert reads == []
 
 
+def test_of_a_list_that_changed_in_the_middle_only_what_changed_is_read(tmp_path, reads):
+    place = cache.folder()
+    paths = [tmp_path / f"{name}.jsonl" for name in "abcd"]
+    for path, count in zip(paths, (50, 40, 60, 55), strict=True):
+        path.write_bytes(b"".join(LINES[:count]))
+    looked(place, paths)
+    new = tmp_path / "new.jsonl"
+    new.write_bytes(b"".join(LINES[:10]).replace(b"demo", b"other") + b"bad\n")
+    for now in (
+        [paths[0], new, *paths[2:]],  # one is gone, another in its place
+        [paths[3], new, paths[2]],  # in another order
+        [new, *paths],
+    ):
+        want = loaded(now)
+        reads.clear()
+        assert looked(place, now) == want
+        assert len(reads) < 2
+    paths[1].write_bytes(b"bad\n" + b"".join(LINES[1:30]))  # not what it was, and not longer
+    want = loaded(now)
+    reads.clear()
+    assert looked(place, now) == want
+    assert reads == ["b.jsonl 0-30"]
+
+
 def test_a_log_that_becomes_a_copy_of_another_counts_once(tmp_path):
     place = cache.folder()
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
@@ -116,7 +140,19 @@ def test_a_log_that_becomes_a_copy_of_another_counts_once(tmp_path):
     assert looked(place, paths) == loaded(paths)
 
 
-EDITS = ("grow", "cut", "flip", "flip quietly", "insert", "swap", "pack", "rewrite", "add", "remove")
+EDITS = (
+    "grow",
+    "cut",
+    "flip",
+    "flip quietly",
+    "insert",
+    "swap",
+    "pack",
+    "rewrite",
+    "add",
+    "remove",
+    "reverse",
+)
 
 
 def edit(data: st.DataObject, paths: list[Path], new: Path) -> None:
@@ -150,7 +186,9 @@ def edit(data: st.DataObject, paths: list[Path], new: Path) -> None:
             path.write_bytes(b"".join(LINES[: data.draw(st.integers(0, 60))]).replace(b"demo", b"more"))
         case "add" if new not in paths:
             new.write_bytes(b"".join(LINES[:20]))
-            paths.append(new)
+            paths.insert(data.draw(st.integers(0, len(paths))), new)
+        case "reverse":
+            paths.reverse()
         case "remove" if len(paths) > 1:
             paths.remove(path)
 
@@ -177,8 +215,8 @@ def test_whatever_happens_between_looks_the_answer_is_that_of_a_first_look(
     folder = tmp_path_factory.mktemp("looks")
     place = folder / "cache"
     place.mkdir()
-    paths = [folder / "a.jsonl", folder / "b.jsonl"]
-    for path, count in zip(paths, (40, 80), strict=True):
+    paths = [folder / "a.jsonl", folder / "b.jsonl", folder / "d.jsonl"]
+    for path, count in zip(paths, (40, 80, 30), strict=True):
         path.write_bytes(b"".join(LINES[:count]))
     for _ in range(3):
         if data.draw(st.booleans()):
