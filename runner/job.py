@@ -29,6 +29,12 @@ RANK = "{rank}"
 """In the name of a file to send: the worker's rank."""
 SHARD = "{shard}"
 """Likewise: the part of the data it works on; its rank, or that of the worker a spare stands in for."""
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""In the environment of every command, unless the job says otherwise.
+
+Python would keep what it prints to a pipe until there is much of it: a command that is busy would look idle,
+and one that fails would print its last words before the others.
+"""
 
 COMMAND = "a list of strings (run as it is) or a string (run by /bin/sh -c), not empty"
 ROUNDS_HERE = "{rounds}"

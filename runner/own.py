@@ -11,7 +11,7 @@ from runner import metrics
 from runner.connection import Ended
 from runner.errors import WorkerError
 from runner.fleet import Fleet
-from runner.job import Command, environment
+from runner.job import UNBUFFERED, Command, environment
 from runner.output import Output
 from runner.rounds import emit_metrics
 from runner.serverstep import CurrentParams
@@ -128,6 +128,7 @@ class OwnCommands:
 
     def _environment(self, env: dict[str, str]) -> dict[str, str]:
         return {
+            **UNBUFFERED,
             "ROUNDLOG_RUN": self._folder.run,
             "ROUNDLOG_SEED": str(self._job.seed),
             "ROUNDLOG_WORLD_SIZE": str(self._job.total_nodes),

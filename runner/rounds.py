@@ -38,7 +38,7 @@ from runner.errors import (
     WorkerError,
 )
 from runner.fleet import Fleet
-from runner.job import environment
+from runner.job import UNBUFFERED, environment
 from runner.recorder import Recorder
 from runner.roundfiles import RoundFiles
 from runner.serverstep import CurrentParams, Delivery
@@ -81,6 +81,7 @@ class RoundRun:
         self._names = self.files.names
         job = self._loaded.job
         self._shared_environment = {
+            **UNBUFFERED,
             **environment(job.train.env),
             **self._loaded.secrets,
             "ROUNDLOG_RUN": self._folder.run,

@@ -294,3 +294,16 @@ def test_an_answer_without_end_is_told_and_its_rest_is_output():
     assert len(answers) == 1
     assert len(answers[0]) > 1 << 20
     assert len(sink.data) > 1_000_000
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_what_python_prints_is_seen_at_once_and_in_order(tmp_path: Path, resident: bool):
+    fault = (
+        "sys.stdout.write('busy '); time.sleep(0.6); print('still'); time.sleep(0.6); raise ValueError('why')"
+    )
+    made = job(tmp_path, fault, train={"resident": resident}, deadlines={"idle_s": 1}, policy={"quorum": 1})
+    run = start(made)
+    (failed,) = [e for e in run.kind("exec") if e["error"]]
+    assert (failed["exit_code"], failed["output_tail"]) == (1, "ValueError: why")
+    output = (run.log.with_suffix("") / "output" / "worker-1.log").read_text()
+    assert output.index("training 1") < output.index("busy still") < output.index("Traceback")
