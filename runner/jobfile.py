@@ -179,7 +179,8 @@ class _Check:
             raise JobError(file, sorted(self.problems, key=lambda problem: problem.line or 0))
 
     def add(self, key: str, received: str, allowed: str) -> None:
-        line = self.lines.get(key) or self.lines.get(key.rpartition(".")[0])
+        whole = re.sub(r"\[\d+\]$", "", key)  # an entry of a list stands at its list's line
+        line = self.lines.get(key) or self.lines.get(whole) or self.lines.get(key.rpartition(".")[0])
         self.problems.append(Problem(key, received, allowed, line))
         self.wrong.add(key)
 

@@ -108,9 +108,9 @@ quorum = 1.5
         "a number of seconds above 0, at most 31536000 (a year)",
         "train.secrets": "job.toml:10: train.secrets: 'MISSING' is not set in this environment; allowed: "
         "names of variables that are set: export MISSING=... first",
-        "train.files[0]": "job.toml:7: train.files[0]: no such file or folder: "
+        "train.files[0]": "job.toml:11: train.files[0]: no such file or folder: "
         f"{str(path.parent / 'nowhere')!r}; allowed: a path that exists",
-        "train.files[1]": "job.toml:7: train.files[1]: target '../up'; allowed: "
+        "train.files[1]": "job.toml:11: train.files[1]: target '../up'; allowed: "
         "a relative path inside the worker's folder",
         "train.env.ROUNDLOG_RANK": "job.toml:13: train.env.ROUNDLOG_RANK: received the name 'ROUNDLOG_RANK'; "
         "allowed: letters, digits and '_', not beginning with a digit or ROUNDLOG_",
