@@ -154,7 +154,7 @@ class Fleet:
         """Return, in words, the workers that nobody could tell to end what they run."""
         return [
             f"worker {worker.rank} ({worker.out_of_reach})"
-            for worker in self._workers.values()
+            for _, worker in sorted(self._workers.items())
             if worker.out_of_reach
         ]
 
