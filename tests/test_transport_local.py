@@ -27,7 +27,8 @@ class Local(Folders):
         return self.root / str(rank)
 
     async def connect(self, rank: int = 0) -> Connection:
-        return await local.connect(self.folder(rank), f"{self.root.parent.name}.{rank}")
+        mark = f"{self.root.parent.name}-{os.getpid()}.{rank}"  # a test of its name may run beside it
+        return await local.connect(self.folder(rank), mark)
 
 
 @pytest.fixture

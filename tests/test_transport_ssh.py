@@ -41,7 +41,7 @@ class Remote(Folders):
     def __init__(self, server: Sshd, root: Path, ssh: Ssh) -> None:
         self.server = server
         self.root = root
-        self.run = root.parent.name
+        self.run = f"{root.parent.name}-{os.getpid()}"  # a test of its name may run beside it
         host = Host(
             host=server.address,
             port=server.port,
