@@ -236,9 +236,9 @@ def resilience_sentences(
 
 
 def _recovery(what: str, median_s: float | None, longest_s: float | None) -> str:
-    if median_s is None:
-        return f"from a fault to the {what}: there was none"
-    times = f"{duration(median_s)} (median), {duration(longest_s)} (longest)"
+    times = "there was none"
+    if median_s is not None:
+        times = f"{duration(median_s)} (median), {duration(longest_s)} (longest)"
     return f"from when the log tells of a fault to the {what}: {times}"
 
 

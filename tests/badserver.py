@@ -63,7 +63,7 @@ class Far:
     async def pong(self) -> None:
         self.say("pong")
 
-    async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - for those of the tests
+    async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - for what tests put in its place
         await self.process.stdin.readexactly(size)
         self.say("ok")
 

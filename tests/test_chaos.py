@@ -115,11 +115,11 @@ class Machine:
         self.facts: dict[str, int] = {}
         self._struck: dict[signal.Signals, trio.Event] = {}
 
-    async def push(self, source: Path, target: str) -> Transferred:  # noqa: ARG002
+    async def push(self, source: Path, target: str) -> Transferred:  # noqa: ARG002 - nothing travels
         await trio.sleep(1)
         return Transferred(1)
 
-    async def exec(self, command, *, stdin=None, output, **_: object) -> Ended:  # noqa: ARG002
+    async def exec(self, command, *, stdin=None, output, **_: object) -> Ended:  # noqa: ARG002 - nothing is run
         self._struck = {signal.SIGKILL: trio.Event(), signal.SIGSTOP: trio.Event()}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._work, stdin, output, nursery.cancel_scope)

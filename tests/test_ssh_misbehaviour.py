@@ -176,7 +176,7 @@ async def pull(connection: SshConnection, folder: Path) -> None:
 
 def getting(answer: Callable[[Far], Coroutine[Any, Any, None]]) -> type[Far]:
     class Getting(Far):
-        async def get(self, name: str) -> None:  # noqa: ARG002 - the suite's signature
+        async def get(self, name: str) -> None:  # noqa: ARG002 - as Far has it
             await answer(self)
 
     return Getting
@@ -273,7 +273,7 @@ async def stuck(far: Far) -> None:
 
 
 class NotReading(Far):
-    async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - the suite's signature
+    async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - as Far has it
         await never()
 
 
@@ -298,7 +298,7 @@ def test_a_transfer_that_stops_ends_at_its_deadline(tmp_path: Path, far: type[Fa
 
 def test_a_complaint_without_end_is_cut(tmp_path: Path):
     class Complaining(Far):
-        async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - the suite's signature
+        async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - as Far has it
             self.say("bad " + "\x1b[31mlong " * 10_000)
             await asyncio.sleep(0.1)
             self.process.close()
@@ -315,7 +315,7 @@ def test_a_complaint_without_end_is_cut(tmp_path: Path):
 
 def test_a_full_disk_is_told_as_one(tmp_path: Path):
     class Full(Far):
-        async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - the suite's signature
+        async def put(self, name: str, size: int) -> None:  # noqa: ARG002 - as Far has it
             self.say("bad dd: error writing 'standard output': No space left on device")
             self.process.close()
 
