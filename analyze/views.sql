@@ -506,7 +506,9 @@ QUALIFY row_number() OVER (PARTITION BY run_no, name ORDER BY source, nth DESC) 
 -- A worker's first trouble in each try of a round; to be too late for the others is none, unless a fault made it so.
 CREATE TABLE store.faults AS
 WITH troubles AS (
-    SELECT e.run_no, e.round, e.attempt, e.rank, e.seq, e.t_us, e.injected,
+    SELECT e.run_no, e.round, e.attempt, e.rank, e.seq, e.injected,
+           -- A call that hung tells of it at its end only: from when on it did is its start and what it says beside.
+           coalesce(least(greatest(e.t_us - e.duration_us, 0) + round(e.injected_after_s * 1e6)::BIGINT, e.t_us), e.t_us) AS t_us,
            CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
                 WHEN e.kind = 'exec' THEN 'training failed' ELSE e.kind || ' failed' END AS what,
            e.kind = 'reject' AND e.reason = 'late' AS late
@@ -886,7 +888,7 @@ COMMENT ON COLUMN faults.attempt IS 'which try of the round, from 1';
 COMMENT ON COLUMN faults.rank IS 'worker, from 0';
 COMMENT ON COLUMN faults.what IS 'what the log says first: push failed, training failed, pull failed, weights rejected, or left; of a fault that failed nothing, such as slow, its span';
 COMMENT ON COLUMN faults.injected IS 'the fault that was put in on purpose; null where none was';
-COMMENT ON COLUMN faults.t_s IS 'when the log tells of it, seconds since the run began';
+COMMENT ON COLUMN faults.t_s IS 'when a fault put in struck; of others, and where the log does not say, when it tells of them; seconds since the run began';
 COMMENT ON COLUMN faults.to_commit_s IS 'from then to the end of the next round that was committed, seconds; null where none was';
 COMMENT ON COLUMN faults.to_strength_s IS 'from then to the end of the next committed round in which all workers survived, seconds; null where none was';
 COMMENT ON COLUMN faults.seq IS 'number of the event in its run';

@@ -161,6 +161,8 @@ class ChaosConnection:
         self._plan = plan
         self._injector = injector
         self._injected: str | None = None
+        self._began_s = 0.0
+        self._after_s: float | None = None
         self.address = connection.address
         self.folder = connection.folder
         self.facts = connection.facts
@@ -169,6 +171,13 @@ class ChaosConnection:
     def injected(self) -> str | None:
         """The fault that the last call met, also one that the wrapped connection put in."""
         return self._injected or getattr(self._connection, "injected", None)
+
+    @property
+    def injected_after_s(self) -> float | None:
+        """How many seconds after the start of the last call that fault struck."""
+        if self._injected:
+            return self._after_s
+        return getattr(self._connection, "injected_after_s", None)
 
     @property
     def cut(self) -> Cut | None:
@@ -225,7 +234,7 @@ class ChaosConnection:
             ConnectionLostError: the fault was a kill or a cut.
         """
         self._injected = None
-        began = trio.current_time()
+        began = self._began_s = trio.current_time()
         done: list[Given] = []
         failed: WorkerError | None = None
         struck: list[Planned] = []
@@ -285,6 +294,7 @@ class ChaosConnection:
     def _take(self) -> Planned:
         taken = self._plan.take()
         self._injected = taken.kind
+        self._after_s = trio.current_time() - self._began_s
         return taken
 
 

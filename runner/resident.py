@@ -134,6 +134,11 @@ class Resident:
         return getattr(self._connection, "injected", None)
 
     @property
+    def injected_after_s(self) -> float | None:
+        """How many seconds after the start of the last call that fault struck."""
+        return getattr(self._connection, "injected_after_s", None)
+
+    @property
     def cut(self) -> Cut | None:
         """How far the last transfer came, where the wrapped connection knows."""
         return getattr(self._connection, "cut", None)

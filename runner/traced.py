@@ -81,6 +81,7 @@ class TracedConnection:
                 plain_bytes=plain_bytes,
                 arrived_bytes=cut.arrived_bytes if cut else None,
                 injected=self._injected(),
+                injected_after_s=self._injected_after_s(),
             )
 
         with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
@@ -118,6 +119,7 @@ class TracedConnection:
                 plain_bytes=plain_bytes,
                 arrived_bytes=cut.arrived_bytes if cut else None,
                 injected=self._injected(),
+                injected_after_s=self._injected_after_s(),
             )
 
         with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
@@ -155,6 +157,7 @@ class TracedConnection:
                 attempt=self._attempt,
                 error=error or (_exit_error(ended.exit_code) if ended else None),
                 injected=self._injected(),
+                injected_after_s=self._injected_after_s(),
             )
 
         shown = command if isinstance(command, str) else shlex.join(command)
@@ -184,6 +187,11 @@ class TracedConnection:
     def _injected(self) -> str | None:
         """Return what fault the last call met, where the connection puts some in."""
         return getattr(self._connection, "injected", None)
+
+    def _injected_after_s(self) -> float | None:
+        """Return how many seconds after the start of the last call that fault struck, where it is known."""
+        after_s = getattr(self._connection, "injected_after_s", None)
+        return None if after_s is None else round(after_s, 6)
 
     def _cut(self) -> Cut | None:
         """Return how far the last transfer came, which failed, where the connection knows."""

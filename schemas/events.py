@@ -167,6 +167,9 @@ class _Transfer(Finished):
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
     ] = None
+    injected_after_s: Annotated[
+        Seconds | None, Doc(description="how long after the start of the call that fault struck, in seconds")
+    ] = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -198,6 +201,9 @@ class Exec(Finished):
     error: Annotated[str | None, Doc(description="why it failed; null when it did not")] = None
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
+    ] = None
+    injected_after_s: Annotated[
+        Seconds | None, Doc(description="how long after the start of the call that fault struck, in seconds")
     ] = None
 
 

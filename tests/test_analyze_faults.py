@@ -83,6 +83,24 @@ def test_one_who_is_late_by_a_fault_has_met_one(tmp_path):
     assert got == [(1, "slow", 0.0)]
 
 
+def test_a_fault_is_dated_when_it_struck_and_not_when_its_call_was_given_up(tmp_path):
+    log = started(workers=2, rounds=1)
+    log.round_start(0)
+    log.t += 60
+    hung = {
+        "exit_code": None,
+        "error": "timed out after 1 min",
+        "injected": "freeze",
+        "injected_after_s": 20.0,
+    }
+    log.add("exec", 0, 1, output_tail="", output_bytes=0, attempt=1, duration_s=60.0, **hung)
+    log.t += 1
+    log.round_end(0, 1)
+    log.end(1)
+    got = ask(log, tmp_path, "SELECT rank, injected, round(to_commit_s, 6) FROM faults")
+    assert got == [(1, "freeze", 41.0)]
+
+
 def test_a_run_without_faults_is_not_told_of(tmp_path):
     log = logs.big(3, 4)
     with opened([log.write(tmp_path)]) as database:

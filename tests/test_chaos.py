@@ -266,7 +266,9 @@ def test_a_frozen_local_worker_is_noticed_and_ended(tmp_path: Path):
     )
     chaos = chaos_file(tmp_path, faults_per_hour=7200, per_worker=True, kinds=["freeze"], seed=1)
     run = start(job, "-q", "--chaos", chaos, code=None)
-    assert {e["injected"] for e in run.events if e.get("injected")} == {"freeze"}
+    frozen = [e for e in run.events if e.get("injected")]
+    assert {e["injected"] for e in frozen} == {"freeze"}
+    assert all(0 <= e["injected_after_s"] < e["duration_s"] for e in frozen)
     assert not processes_under(tmp_path)
 
 

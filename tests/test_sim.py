@@ -192,6 +192,10 @@ def test_a_fault_costs_its_worker_alone_and_is_told_as_injected(fault: dict, kin
     )
     struck = of(events, kind, rank=2)
     assert (struck[0]["error"], struck[0]["injected"]) == (error, fault["what"])
+    if fault["what"] == "hang":
+        assert 0 < struck[0]["injected_after_s"] < struck[0]["duration_s"] / 2  # not when it was given up
+    else:
+        assert struck[0]["injected_after_s"] == struck[0]["duration_s"]
     assert of(events, "aggregate")[0]["ranks"] == [0, 1, 3]
     assert {e["injected"] for e in events if e["rank"] != 2 and "injected" in e} == {None}
 
@@ -280,6 +284,7 @@ def test_a_slow_worker_is_waited_for():
     events = simulate({"what": "slow", "ranks": [3], "factor": 4}, rounds=1)
     assert of(events, "round_end")[0]["t"] == 42.0
     assert of(events, "exec", rank=3)[0]["injected"] == "slow"
+    assert of(events, "exec", rank=3)[0]["injected_after_s"] == 0
 
 
 @pytest.mark.parametrize(("rest_s", "status"), [(0, "failed"), (5, "completed")])

@@ -200,6 +200,9 @@ class SimConnection:
         """What it has for the coordinator to pull: names and sizes."""
         self.injected: str | None = None
         """The fault that the last call met."""
+        self.injected_after_s: float | None = None
+        """How many seconds after the start of that call it struck."""
+        self._began_s = 0.0
         self.cut: Cut | None = None
         """How far the last transfer came, if it failed."""
         self.keeps_time = not world.sim.faults
@@ -288,7 +291,8 @@ class SimConnection:
 
     def _begin(self) -> None:
         """Begin a call; draw what strikes in this try of the round when it is its first."""
-        self.injected = self.cut = None
+        self.injected = self.injected_after_s = self.cut = None
+        self._began_s = self._world.clock.now
         world = self._world
         if self._try == (world.round, world.attempt):
             return
@@ -313,7 +317,7 @@ class SimConnection:
             where = "exec" if fault.what in _BAD_WEIGHTS else fault.during
             if left and where == during:
                 self._left[number] = left - 1
-                self.injected = fault.what
+                self.injected, self.injected_after_s = fault.what, 0.0  # from the start, if it doesn't wait
                 return Struck(fault, self._rng.random())
         return None
 
@@ -343,6 +347,7 @@ class SimConnection:
             return
         await self._carry(size * struck.after, line)
         self._arrived(size * struck.after)
+        self._strikes_now()
         if struck.fault.what == "hang":
             await trio.sleep_forever()
         raise self._lost("crash", "the worker crashed")
@@ -352,6 +357,7 @@ class SimConnection:
         what = struck.fault.what if struck is not None else ""
         if struck is not None and what in {"crash", "hang"}:
             await self._sleep(train_s * struck.after)
+            self._strikes_now()
             if what == "hang":
                 await trio.sleep_forever()
             return False
@@ -416,9 +422,13 @@ class SimConnection:
                         return now, "vanish"
         return soonest, which
 
+    def _strikes_now(self) -> None:
+        self.injected_after_s = self._world.clock.now - self._began_s
+
     def _lost(self, fault: str, said: str) -> ConnectionLostError:
         error = ConnectionLostError(said)
         error.injected = self.injected = fault
+        self._strikes_now()
         return error
 
 
