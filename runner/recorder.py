@@ -144,6 +144,8 @@ class Recorder(Closing):
         self._seq = 0
         self._last_us = 0
         self._broken: str | None = None
+        self._overflown: list[Path] = []
+        """Files with events too long for a line that may not be on the disk yet."""
         if after is not None:
             self._began -= after.t_us / 1e6
             self._seq, self._last_us = after.seq + 1, after.t_us
@@ -215,13 +217,19 @@ class Recorder(Closing):
             LogError: the disk refused.
         """
         self._write_gathered()
+        overflown, self._overflown = self._overflown, []
         try:
-            await in_thread(self._sync)
+            await in_thread(self._sync, overflown)
         except OSError as e:
             self._broken = f"{self.path}: can't write the log to disk: {e.strerror}"
             raise LogError(self._broken) from e
 
-    def _sync(self) -> None:
+    def _sync(self, overflown: list[Path]) -> None:
+        for whole in overflown:  # before the lines that name them
+            with whole.open("rb") as file:
+                os.fsync(file.fileno())
+        if overflown:
+            sync_folder(self.folder)
         os.fsync(self._fd)
         ours = os.fstat(self._fd)
         if ours.st_nlink == 0:
@@ -290,6 +298,7 @@ class Recorder(Closing):
         except OSError as e:
             self._broken = f"{whole}: can't write an event that is too long for a line: {e.strerror}"
             raise LogError(self._broken) from e
+        self._overflown.append(whole)
         event.update(_shortened(event), overflow_path=self.relative(whole))
         return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -277,6 +277,19 @@ async def test_flush_that_fails_is_the_end(recorder_at, path, monkeypatch):
         recorder.emit(down())
 
 
+@pytest.mark.trio
+async def test_an_overflow_file_is_on_the_disk_before_the_line_that_names_it(recorder_at, path, monkeypatch):
+    recorder = recorder_at()
+    recorder.emit(down("x" * MAX_LINE_BYTES))
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
+    await recorder.flush()
+    folder = path.parent / "log"
+    assert synced == [str(folder / "event-0.json"), str(folder), str(path)]
+    await recorder.flush()
+    assert synced[3:] == [str(path)]
+
+
 def test_numbers_beyond_64_bits_are_no_crash(recorder_at, path):
     recorder = recorder_at()
     recorder.emit(
