@@ -239,7 +239,7 @@ def _recovery(what: str, median_s: float | None, longest_s: float | None) -> str
     times = "there was none"
     if median_s is not None:
         times = f"{duration(median_s)} (median), {duration(longest_s)} (longest)"
-    return f"from when the log tells of a fault to the {what}: {times}"
+    return f"from a fault to the {what}: {times}"
 
 
 def _percent(share: float | None) -> str:

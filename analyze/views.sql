@@ -510,7 +510,8 @@ WITH troubles AS (
            -- A call that hung tells of it at its end only: from when on it did is its start and what it says beside.
            coalesce(least(greatest(e.t_us - e.duration_us, 0) + round(e.injected_after_s * 1e6)::BIGINT, e.t_us), e.t_us) AS t_us,
            CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
-                WHEN e.kind = 'exec' THEN 'training failed' ELSE e.kind || ' failed' END AS what,
+                ELSE if(e.kind = 'exec', 'training', e.kind)
+                     || if(e.error IS NULL AND coalesce(e.exit_code, 0) = 0, '', ' failed') END AS what,
            e.kind = 'reject' AND e.reason = 'late' AS late
     FROM store.placed e LEFT JOIN store.rounds r USING (run_no, round, attempt)
     WHERE e.rank IS NOT NULL AND e.round IS NOT NULL
@@ -903,7 +904,7 @@ COMMENT ON COLUMN resilience.committed IS 'rounds whose aggregate became the par
 COMMENT ON COLUMN resilience.tries IS 'tries of rounds';
 COMMENT ON COLUMN resilience.faults IS 'workers and tries of rounds in which something went wrong';
 COMMENT ON COLUMN resilience.injected IS 'those in which a fault was put in on purpose';
-COMMENT ON COLUMN resilience.to_commit_s IS 'from a fault to the next committed round, median, seconds';
+COMMENT ON COLUMN resilience.to_commit_s IS 'from a fault (see faults.t_s) to the next committed round, median, seconds';
 COMMENT ON COLUMN resilience.longest_to_commit_s IS 'from a fault to the next committed round, longest, seconds';
 COMMENT ON COLUMN resilience.to_strength_s IS 'from a fault to the next committed round in which all workers survived, median, seconds';
 COMMENT ON COLUMN resilience.longest_to_strength_s IS 'from a fault to the next committed round in which all workers survived, longest, seconds';

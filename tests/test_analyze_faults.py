@@ -95,10 +95,12 @@ def test_a_fault_is_dated_when_it_struck_and_not_when_its_call_was_given_up(tmp_
     }
     log.add("exec", 0, 1, output_tail="", output_bytes=0, attempt=1, duration_s=60.0, **hung)
     log.t += 1
+    slow = {"exit_code": 0, "error": None, "injected": "slow", "injected_after_s": 0.0}
+    log.add("exec", 0, 0, output_tail="", output_bytes=0, attempt=1, duration_s=61.0, **slow)
     log.round_end(0, 1)
     log.end(1)
-    got = ask(log, tmp_path, "SELECT rank, injected, round(to_commit_s, 6) FROM faults")
-    assert got == [(1, "freeze", 41.0)]
+    got = ask(log, tmp_path, "SELECT rank, what, injected, round(to_commit_s, 6) FROM faults")
+    assert got == [(1, "training failed", "freeze", 41.0), (0, "training", "slow", 61.0)]
 
 
 def test_a_run_without_faults_is_not_told_of(tmp_path):
