@@ -508,7 +508,8 @@ CREATE TABLE store.faults AS
 WITH troubles AS (
     SELECT e.run_no, e.round, e.attempt, e.rank, e.seq, e.injected,
            -- A call that hung tells of it at its end only: from when on it did is its start and what it says beside.
-           coalesce(least(greatest(e.t_us - e.duration_us, 0) + round(e.injected_after_s * 1e6)::BIGINT, e.t_us), e.t_us) AS t_us,
+           CASE WHEN e.injected_after_s * 1e6 < e.duration_us AND e.t_us >= e.duration_us
+                THEN e.t_us - e.duration_us + round(e.injected_after_s * 1e6)::BIGINT ELSE e.t_us END AS t_us,
            CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
                 ELSE if(e.kind = 'exec', 'training', e.kind)
                      || if(e.error IS NULL AND coalesce(e.exit_code, 0) = 0, '', ' failed') END AS what,

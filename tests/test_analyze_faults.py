@@ -83,6 +83,19 @@ def test_one_who_is_late_by_a_fault_has_met_one(tmp_path):
     assert got == [(1, "slow", 0.0)]
 
 
+@pytest.mark.parametrize("after_s", [1e9, 61.5])
+def test_a_fault_that_struck_after_its_call_ended_is_dated_by_its_end(tmp_path, after_s):
+    log = started(workers=1, rounds=1)
+    log.round_start(0)
+    log.t += 60
+    slow = {"exit_code": 0, "error": None, "injected": "slow", "injected_after_s": after_s}
+    log.add("exec", 0, 0, output_tail="", output_bytes=0, attempt=1, duration_s=60.0, **slow)
+    log.t += 1
+    log.round_end(0, 1)
+    log.end(1)
+    assert ask(log, tmp_path, "SELECT round(to_commit_s, 6) FROM faults") == [(1.0,)]
+
+
 def test_a_fault_is_dated_when_it_struck_and_not_when_its_call_was_given_up(tmp_path):
     log = started(workers=2, rounds=1)
     log.round_start(0)
@@ -99,7 +112,7 @@ def test_a_fault_is_dated_when_it_struck_and_not_when_its_call_was_given_up(tmp_
     log.add("exec", 0, 0, output_tail="", output_bytes=0, attempt=1, duration_s=61.0, **slow)
     log.round_end(0, 1)
     log.end(1)
-    got = ask(log, tmp_path, "SELECT rank, what, injected, round(to_commit_s, 6) FROM faults")
+    got = ask(log, tmp_path, "SELECT rank, what, injected, round(to_commit_s, 6) FROM faults ORDER BY seq")
     assert got == [(1, "training failed", "freeze", 41.0), (0, "training", "slow", 61.0)]
 
 
