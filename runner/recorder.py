@@ -225,7 +225,7 @@ class Recorder(Closing):
             raise LogError(self._broken) from e
 
     def _sync(self, overflown: list[Path]) -> None:
-        for whole in overflown:  # before the lines that name them
+        for whole in overflown:
             with whole.open("rb") as file:
                 os.fsync(file.fileno())
         if overflown:

@@ -278,7 +278,7 @@ async def test_flush_that_fails_is_the_end(recorder_at, path, monkeypatch):
 
 
 @pytest.mark.trio
-async def test_an_overflow_file_is_on_the_disk_before_the_line_that_names_it(recorder_at, path, monkeypatch):
+async def test_a_flush_syncs_an_overflow_file_too(recorder_at, path, monkeypatch):
     recorder = recorder_at()
     recorder.emit(down("x" * MAX_LINE_BYTES))
     synced: list[str] = []

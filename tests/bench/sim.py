@@ -74,7 +74,7 @@ def fleets(folder: Path, rounds: int, most: int) -> None:
     start = min(run(folder, job(folder, 1, 1)).cpu_s for _ in range(2))
     costs: dict[int, float] = {}
     for workers in [size for size in SIZES if size <= most]:
-        times = max(rounds, 2_000 // workers)
+        times = max(rounds, 20_000 // workers)  # a shorter run costs about as much as its start
         ran = run(folder, job(folder, workers, times))
         ran.log.unlink()
         costs[workers] = (ran.cpu_s - start) / workers / times
