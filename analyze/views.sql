@@ -516,7 +516,8 @@ WITH troubles AS (
            e.kind = 'reject' AND e.reason = 'late' AS late
     FROM store.placed e LEFT JOIN store.rounds r USING (run_no, round, attempt)
     WHERE e.rank IS NOT NULL AND e.round IS NOT NULL
-      AND NOT (coalesce(r.outcome, '') = 'interrupted' AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
+      AND NOT (e.injected IS NULL AND coalesce(r.outcome, '') = 'interrupted'
+               AND coalesce(e.error, '') = 'cancelled')  -- by who ended the run
       AND (e.injected IS NOT NULL OR e.kind = 'reject' OR (e.kind = 'worker_down' AND e.reason <> 'failures')
            OR (e.kind IN ('push', 'exec', 'pull') AND (e.error IS NOT NULL OR coalesce(e.exit_code, 0) <> 0)))),
 judged AS (

@@ -136,12 +136,17 @@ def _within(job: Job) -> str:
 def frozen(job: Job, kinds: Sequence[str]) -> str | None:
     """Warn of faults that nothing but a distant deadline ends."""
     given = job.deadlines
-    limited = given.idle_s is not None or given.round_s is not None or job.close_at is not None
+    limited = given.round_s is not None or job.close_at is not None
     if "freeze" not in kinds or limited or job.sim is not None:
         return None
+    train = "train.timeout_s", job.train.timeout_s
+    if given.idle_s is not None and given.idle_s < job.train.timeout_s:
+        train = "deadlines.idle_s", given.idle_s
+    ends = (train, ("deadlines.push_s", given.push_s), ("deadlines.pull_s", given.pull_s))
+    key, longest_s = max(ends, key=lambda end: end[1])
     return (
-        f"a worker that is frozen holds up its round for train.timeout_s, {duration(job.train.timeout_s)}; "
-        "deadlines.idle_s, deadlines.round_s or policy.close_at would end that sooner"
+        f"a worker that is frozen holds up its round for up to {duration(longest_s)} ({key}); "
+        "deadlines.round_s or policy.close_at would end that sooner"
     )
 
 

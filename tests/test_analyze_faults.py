@@ -116,6 +116,18 @@ def test_a_fault_is_dated_when_it_struck_and_not_when_its_call_was_given_up(tmp_
     assert got == [(1, "training failed", "freeze", 41.0), (0, "training", "slow", 61.0)]
 
 
+@pytest.mark.parametrize(("injected", "want"), [("freeze", [(1, "freeze")]), (None, [])])
+def test_what_the_end_of_a_run_cancelled_is_a_fault_only_if_one_held_it_up(tmp_path, injected, want):
+    log = started(workers=2, rounds=1)
+    log.round_start(0)
+    log.t += 60
+    cut = {"exit_code": None, "error": "cancelled", "injected": injected}
+    log.add("exec", 0, 1, output_tail="", output_bytes=0, attempt=1, duration_s=60.0, **cut)
+    log.round_end(0, 0, outcome="interrupted", reason="the run was ended")
+    log.end(0, status="interrupted")
+    assert ask(log, tmp_path, "SELECT rank, injected FROM faults") == want
+
+
 def test_a_run_without_faults_is_not_told_of(tmp_path):
     log = logs.big(3, 4)
     with opened([log.write(tmp_path)]) as database:
