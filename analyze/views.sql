@@ -510,7 +510,8 @@ WITH troubles AS (
            -- A call that hung tells of it at its end only: from when on it did is its start and what it says beside.
            CASE WHEN e.injected_after_s * 1e6 < e.duration_us AND e.t_us >= e.duration_us
                 THEN e.t_us - e.duration_us + round(e.injected_after_s * 1e6)::BIGINT ELSE e.t_us END AS t_us,
-           CASE WHEN e.kind = 'reject' THEN 'weights rejected' WHEN e.kind = 'worker_down' THEN 'left'
+           CASE WHEN e.kind = 'reject' THEN if(e.reason IN ('late', 'deadline'), 'not in time', 'weights rejected')
+                WHEN e.kind = 'worker_down' THEN 'left'
                 ELSE if(e.kind = 'exec', 'training', e.kind)
                      || if(e.error IS NULL AND coalesce(e.exit_code, 0) = 0, '', ' failed') END AS what,
            e.kind = 'reject' AND e.reason = 'late' AS late
@@ -889,7 +890,7 @@ COMMENT ON COLUMN faults.run_no IS 'number of the run among those loaded; tells 
 COMMENT ON COLUMN faults.round IS 'round, from 0';
 COMMENT ON COLUMN faults.attempt IS 'which try of the round, from 1';
 COMMENT ON COLUMN faults.rank IS 'worker, from 0';
-COMMENT ON COLUMN faults.what IS 'what the log says first: push failed, training failed, pull failed, weights rejected, or left; of a fault that failed nothing, such as slow, its span';
+COMMENT ON COLUMN faults.what IS 'what the log says first: push failed, training failed, pull failed, weights rejected, not in time, or left; of a fault that failed nothing, such as slow, its span';
 COMMENT ON COLUMN faults.injected IS 'the fault that was put in on purpose; null where none was';
 COMMENT ON COLUMN faults.t_s IS 'when a fault put in struck; of others, and where the log does not say, when it tells of them; seconds since the run began';
 COMMENT ON COLUMN faults.to_commit_s IS 'from then to the end of the next round that was committed, seconds; null where none was';

@@ -61,11 +61,12 @@ def test_a_kill_and_one_who_is_late(tmp_path, query, want):
     assert ask(played(), tmp_path, query) == want
 
 
-def test_one_who_is_late_by_a_fault_has_met_one(tmp_path):
+@pytest.mark.parametrize(("reason", "what"), [("late", "training failed"), ("deadline", "not in time")])
+def test_one_who_is_late_by_a_fault_has_met_one(tmp_path, reason, what):
     log = started(workers=2, rounds=1)
     log.round_start(0)
     log.t += 5
-    log.add("reject", 0, 1, reason="late", detail="not waited for")
+    log.add("reject", 0, 1, reason=reason, detail="not waited for")
     log.add(
         "exec",
         0,
@@ -79,8 +80,8 @@ def test_one_who_is_late_by_a_fault_has_met_one(tmp_path):
     )
     log.round_end(0, 1)
     log.end(1)
-    got = ask(log, tmp_path, "SELECT rank, injected, to_commit_s FROM faults")
-    assert got == [(1, "slow", 0.0)]
+    got = ask(log, tmp_path, "SELECT rank, what, injected, to_commit_s FROM faults")
+    assert got == [(1, what, "slow", 0.0)]
 
 
 @pytest.mark.parametrize("after_s", [1e9, 61.5])
