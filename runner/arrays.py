@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -292,7 +293,12 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     size = struct.unpack("<H" if version == (1, 0) else "<I", _exactly(stream, 2 if version == (1, 0) else 4))
     if size[0] > _MAX_HEADER_BYTES:
         raise ValueError(f"a header of {size[0]} bytes")
-    text = _exactly(stream, size[0]).decode("utf-8" if version == (3, 0) else "latin-1")
+    return _parsed(version, _exactly(stream, size[0]))
+
+
+@lru_cache(maxsize=256)  # the files of a round begin alike, and many simulated ones are read
+def _parsed(version: tuple[int, int], raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    text = raw.decode("utf-8" if version == (3, 0) else "latin-1")
     try:
         header = ast.literal_eval(text.strip())
     except _BROKEN:  # what is told of it is for programmers

@@ -40,7 +40,7 @@ from schemas.text import duration
 Given = TypeVar("Given")
 
 _BAD_WEIGHTS = ("nan", "shape")
-SHARED = 8
+SHARED = 4
 """Files of weights that differ, in a round; ranks that many apart hand back the same."""
 
 
