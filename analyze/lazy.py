@@ -14,7 +14,7 @@ import duckdb
 
 from schemas.events import VERSION
 
-_SCRIPTS = ("views.sql", "questions.sql")
+_SCRIPTS = ("store.sql", "views.sql", "faults.sql", "questions.sql")
 VIEWS_VERSION = 1
 """Rises when a public view's column changes its meaning or goes."""
 

@@ -84,7 +84,11 @@ def test_every_file_says_what_it_is_for(path: Path):
     assert len(said.splitlines()[0]) > 20
 
 
-@pytest.mark.parametrize("path", FILES + sorted((ROOT / "tests").glob("*.py")), ids=shown)
+@pytest.mark.parametrize(
+    "path",
+    [*FILES, *sorted((ROOT / "tests").glob("*.py")), *sorted((ROOT / "analyze").glob("*.sql"))],
+    ids=shown,
+)
 def test_names_and_sizes(path: Path):
     assert path.stem not in NAMES
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
