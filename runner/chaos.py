@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeVar
 import trio
 from msgspec import Meta, Struct
 
-from runner.connection import Connection, Cut, Ended, Sink, Transferred
+from runner.connection import Connection, Ended, Mishap, Sink, Transferred
 from runner.errors import ConnectionLostError, WorkerError
 from runner.job import Command
 
@@ -160,29 +160,19 @@ class ChaosConnection:
         self._connection = connection
         self._plan = plan
         self._injector = injector
-        self._injected: str | None = None
+        self._fault: Mishap | None = None
         self._began_s = 0.0
-        self._after_s: float | None = None
         self.address = connection.address
         self.folder = connection.folder
         self.facts = connection.facts
 
     @property
-    def injected(self) -> str | None:
-        """The fault that the last call met, also one that the wrapped connection put in."""
-        return self._injected or getattr(self._connection, "injected", None)
-
-    @property
-    def injected_after_s(self) -> float | None:
-        """How many seconds after the start of the last call that fault struck."""
-        if self._injected:
-            return self._after_s
-        return getattr(self._connection, "injected_after_s", None)
-
-    @property
-    def cut(self) -> Cut | None:
-        """How far the last transfer came, where the wrapped connection knows."""
-        return getattr(self._connection, "cut", None)
+    def mishap(self) -> Mishap | None:
+        """What befell the last call: the fault of these that struck it, and what the wrapped one knows."""
+        known, fault = self._connection.mishap, self._fault
+        if known is None or fault is None:
+            return fault or known
+        return replace(known, injected=fault.injected, injected_after_s=fault.injected_after_s)
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Push, and be struck."""
@@ -233,7 +223,7 @@ class ChaosConnection:
         Raises:
             ConnectionLostError: the fault was a kill or a cut.
         """
-        self._injected = None
+        self._fault = None
         began = self._began_s = trio.current_time()
         done: list[Given] = []
         failed: WorkerError | None = None
@@ -267,7 +257,7 @@ class ChaosConnection:
         elif struck and not (kind == "kill" and strike is not None and _killed(done[0])):
             if kind == "freeze" and strike is not None:
                 strike(signal.SIGCONT)
-            self._injected = None
+            self._fault = None
             self._plan.put_back(struck[0])  # it was done just before: nothing was struck
         return done[0]
 
@@ -293,8 +283,7 @@ class ChaosConnection:
 
     def _take(self) -> Planned:
         taken = self._plan.take()
-        self._injected = taken.kind
-        self._after_s = trio.current_time() - self._began_s
+        self._fault = Mishap(taken.kind, trio.current_time() - self._began_s)
         return taken
 
 

@@ -31,11 +31,17 @@ class Transferred:
 
 
 @dataclass(slots=True)
-class Cut:
-    """How far a transfer came that failed: the file's size, and how much of it had got across."""
+class Mishap:
+    """What a connection knows of what befell a call.
 
-    size_bytes: int
-    arrived_bytes: int = 0
+    ``injected`` is the fault that was put in on purpose, ``injected_after_s`` how many seconds after the
+    call's start it struck; of a transfer that failed, the file's size and how much of it had got across.
+    """
+
+    injected: str | None = None
+    injected_after_s: float | None = None
+    size_bytes: int | None = None
+    arrived_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,11 @@ class Connection(Protocol):
     folder: str
     """The worker's folder: an absolute path over there."""
     facts: Mapping[str, str | int | float]
+
+    @property
+    def mishap(self) -> Mishap | None:
+        """What befell the last call; None where nothing did, or nothing is known of it."""
+        ...
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Copy a file to the worker, whole or not at all; folders on the way are made.

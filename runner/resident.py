@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from runner.connection import Connection, Cut, Ended, Sink, Transferred
+from runner.connection import Connection, Ended, Mishap, Sink, Transferred
 from runner.errors import CommandError, RunError, WorkerError
 from runner.grouped import leaf
 from runner.job import Command
@@ -129,19 +129,9 @@ class Resident:
         self.facts = connection.facts
 
     @property
-    def injected(self) -> str | None:
-        """The fault put in that the last call met."""
-        return getattr(self._connection, "injected", None)
-
-    @property
-    def injected_after_s(self) -> float | None:
-        """How many seconds after the start of the last call that fault struck."""
-        return getattr(self._connection, "injected_after_s", None)
-
-    @property
-    def cut(self) -> Cut | None:
-        """How far the last transfer came, where the wrapped connection knows."""
-        return getattr(self._connection, "cut", None)
+    def mishap(self) -> Mishap | None:
+        """What befell the last call, as the wrapped connection has it."""
+        return self._connection.mishap
 
     async def push(self, source: Path, target: str) -> Transferred:
         """Push by the wrapped connection."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from runner.connection import Connection, Cut, Ended, Transferred
+from runner.connection import Connection, Ended, Mishap, Transferred
 from runner.errors import DeadlineError, plain
 from runner.grouped import leaf
 from runner.job import Command
@@ -20,6 +20,9 @@ from runner.output import Output
 from runner.recorder import Recorder
 from schemas.events import Body, Exec, ExecStart, Finished, Pull, PullStart, Push, PushStart
 from schemas.text import duration
+
+_NONE = Mishap()
+"""Where a connection knows nothing of one."""
 
 
 class TracedConnection:
@@ -69,19 +72,18 @@ class TracedConnection:
         done: Transferred | None = None
 
         def finish(error: str | None) -> Push:
-            cut = None if done else self._cut()
-            reused = done.reused if done else 0
-            size = done.size_bytes if done else cut.size_bytes if cut else _size(source)
+            mishap = self._connection.mishap or _NONE
+            size = mishap.size_bytes if done is None else done.size_bytes
             return Push(
                 path=target,
-                size_bytes=size,
+                size_bytes=_size(source) if size is None else size,
                 attempt=self._attempt,
                 error=error,
-                reused=reused,
+                reused=done.reused if done else 0,
                 plain_bytes=plain_bytes,
-                arrived_bytes=cut.arrived_bytes if cut else None,
-                injected=self._injected(),
-                injected_after_s=self._injected_after_s(),
+                arrived_bytes=mishap.arrived_bytes if done is None else None,
+                injected=mishap.injected,
+                injected_after_s=_short(mishap.injected_after_s),
             )
 
         with _Span(self, PushStart(path=target, attempt=self._attempt), finish):
@@ -108,18 +110,17 @@ class TracedConnection:
         done: Transferred | None = None
 
         def finish(error: str | None) -> Pull:
-            cut = None if done else self._cut()
-            size, reused = (done.size_bytes, done.reused) if done else (cut.size_bytes if cut else None, 0)
+            mishap = self._connection.mishap or _NONE
             return Pull(
                 path=source,
-                size_bytes=size,
+                size_bytes=mishap.size_bytes if done is None else done.size_bytes,
                 attempt=self._attempt,
                 error=error,
-                reused=reused,
+                reused=done.reused if done else 0,
                 plain_bytes=plain_bytes,
-                arrived_bytes=cut.arrived_bytes if cut else None,
-                injected=self._injected(),
-                injected_after_s=self._injected_after_s(),
+                arrived_bytes=mishap.arrived_bytes if done is None else None,
+                injected=mishap.injected,
+                injected_after_s=_short(mishap.injected_after_s),
             )
 
         with _Span(self, PullStart(path=source, attempt=self._attempt), finish):
@@ -149,6 +150,7 @@ class TracedConnection:
         ended: Ended | None = None
 
         def finish(error: str | None) -> Exec:
+            mishap = self._connection.mishap or _NONE
             return Exec(
                 exit_code=ended.exit_code if ended else None,
                 output_tail=output.tail(),
@@ -156,8 +158,8 @@ class TracedConnection:
                 output_path=self._recorder.relative(output.path) if output.count_bytes else None,
                 attempt=self._attempt,
                 error=error or (_exit_error(ended.exit_code) if ended else None),
-                injected=self._injected(),
-                injected_after_s=self._injected_after_s(),
+                injected=mishap.injected,
+                injected_after_s=_short(mishap.injected_after_s),
             )
 
         shown = command if isinstance(command, str) else shlex.join(command)
@@ -183,19 +185,6 @@ class TracedConnection:
             self._connection.limit_s = timeout_s  # type: ignore[attr-defined] # of those that keep time
             return _NoScope()
         return trio.CancelScope(relative_deadline=timeout_s)
-
-    def _injected(self) -> str | None:
-        """Return what fault the last call met, where the connection puts some in."""
-        return getattr(self._connection, "injected", None)
-
-    def _injected_after_s(self) -> float | None:
-        """Return how many seconds after the start of the last call that fault struck, where it is known."""
-        after_s = getattr(self._connection, "injected_after_s", None)
-        return None if after_s is None else round(after_s, 6)
-
-    def _cut(self) -> Cut | None:
-        """Return how far the last transfer came, which failed, where the connection knows."""
-        return getattr(self._connection, "cut", None)
 
     def told(self, error: BaseException) -> str:
         """Say what an error that ended a call was."""
@@ -247,6 +236,10 @@ class _Span:
 def _put_off(scope: trio.CancelScope, until: float, idle_s: float) -> None:
     """Give a command that printed something the idle time anew."""
     scope.deadline = min(until, trio.current_time() + idle_s)
+
+
+def _short(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def _size(path: Path) -> int | None:

@@ -110,6 +110,7 @@ class Machine:
     """A worker without a machine: a transfer takes a second, training ten; it can be struck."""
 
     address = folder = "nowhere"
+    mishap = None
 
     def __init__(self) -> None:
         self.facts: dict[str, int] = {}
@@ -179,7 +180,14 @@ def met(chaos: Chaos, *, resident: bool) -> Met:
                     error = "late" if late.cancelled_caught else error
                 except WorkerError as e:
                     error = str(e)
-                told.append((round(injector.now_s(), 6), call, connection.injected, error))
+                told.append(
+                    (
+                        round(injector.now_s(), 6),
+                        call,
+                        connection.mishap and connection.mishap.injected,
+                        error,
+                    )
+                )
                 if error is not None and call == "push":
                     await connection.close()
                     connection = None

@@ -19,6 +19,7 @@ class Scripted:
 
     address = "scripted:0"
     folder = "/over/there"
+    mishap = None
 
     def __init__(self, outcome: object = None, takes_s: float = 0.0) -> None:
         self.outcome = outcome

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from runner.connection import GONE, Ended, Sink, Transferred, checked_name
+from runner.connection import GONE, Ended, Mishap, Sink, Transferred, checked_name
 from runner.errors import CommandError, ConnectionLostError, NoFileError, TransferError
 from runner.job import PYTHON, Command
 from runner.recycle import open_part, set_aside
@@ -66,6 +66,7 @@ class LocalConnection:
         self._running: set[int] = set()
         self.folder = str(self._folder)
         self.address = f"local:{self._folder}"
+        self.mishap: Mishap | None = None
         self.facts: Mapping[str, str | int | float] = {
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),

@@ -21,7 +21,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from runner.connection import Cut, Ended, Sink, Transferred, checked_name
+from runner.connection import Ended, Mishap, Sink, Transferred, checked_name
 from runner.draws import Sampler
 from runner.errors import (
     ConnectionLostError,
@@ -198,13 +198,9 @@ class SimConnection:
         self._good = ""
         self._ready: dict[str, int] = {}
         """What it has for the coordinator to pull: names and sizes."""
-        self.injected: str | None = None
-        """The fault that the last call met."""
-        self.injected_after_s: float | None = None
-        """How many seconds after the start of that call it struck."""
+        self.mishap = Mishap()
+        """What befell the last call."""
         self._began_s = 0.0
-        self.cut: Cut | None = None
-        """How far the last transfer came, if it failed."""
         self.keeps_time = not world.sim.faults
         """Whether it ends a call by itself after ``limit_s``: scopes would be an eighth of all work."""
         self.limit_s = math.inf
@@ -291,7 +287,7 @@ class SimConnection:
 
     def _begin(self) -> None:
         """Begin a call; draw what strikes in this try of the round when it is its first."""
-        self.injected = self.injected_after_s = self.cut = None
+        self.mishap = Mishap()
         self._began_s = self._world.clock.now
         world = self._world
         if self._try == (world.round, world.attempt):
@@ -317,13 +313,14 @@ class SimConnection:
             where = "exec" if fault.what in _BAD_WEIGHTS else fault.during
             if left and where == during:
                 self._left[number] = left - 1
-                self.injected, self.injected_after_s = fault.what, 0.0  # from the start, if it doesn't wait
+                self.mishap.injected = fault.what
+                self.mishap.injected_after_s = 0.0  # from the start, if it doesn't wait
                 return Struck(fault, self._rng.random())
         return None
 
     async def _travel(self, during: During, size: int, line: SharedLine) -> None:
         """Let a transfer take its time, with what strikes it."""
-        self.cut = Cut(size)
+        self.mishap.size_bytes, self.mishap.arrived_bytes = size, 0
         if not self.keeps_time:
             await self._reachable(self._transfer, size, line, self._struck(during))
         elif max(self._alone_s(size), line.longest_s(size, self._world.workers)) <= self.limit_s:
@@ -386,8 +383,7 @@ class SimConnection:
             raise
 
     def _arrived(self, count: float) -> None:
-        if self.cut is not None:
-            self.cut.arrived_bytes = max(int(count), 0)
+        self.mishap.arrived_bytes = max(int(count), 0)
 
     async def _reachable(self, do: Callable[..., Awaitable[Given]], *args: object) -> Given:
         """Do something that takes time, as long as the worker can be reached.
@@ -423,11 +419,11 @@ class SimConnection:
         return soonest, which
 
     def _strikes_now(self) -> None:
-        self.injected_after_s = self._world.clock.now - self._began_s
+        self.mishap.injected_after_s = self._world.clock.now - self._began_s
 
     def _lost(self, fault: str, said: str) -> ConnectionLostError:
         error = ConnectionLostError(said)
-        error.injected = self.injected = fault
+        error.injected = self.mishap.injected = fault
         self._strikes_now()
         return error
 

@@ -20,7 +20,7 @@ import trio_asyncio
 from trio_asyncio import aio_as_trio
 
 from runner.arrays import sha256_of
-from runner.connection import GONE, Ended, Sink, Transferred, checked_name
+from runner.connection import GONE, Ended, Mishap, Sink, Transferred, checked_name
 from runner.errors import CommandError, ConnectionLostError, TransferError, WorkerError
 from runner.hosts import Host, Ssh
 from runner.job import Command
@@ -136,6 +136,7 @@ class SshConnection:
         self._patience_s = _PATIENCE_S
         self.folder = ""
         self.address = f"ssh:{host.shown}"
+        self.mishap: Mishap | None = None
         self.facts: Mapping[str, str | int | float] = {}
         self.ended = 0
         """Processes of an earlier connection that were ended."""
