@@ -16,7 +16,7 @@ MICRO = 1_000_000
 
 def micro(seconds: npt.NDArray[np.float64]) -> Any:
     """Return whole microseconds."""
-    return np.rint(np.ma.asarray(seconds) * MICRO).astype(np.int64)
+    return np.rint(seconds * MICRO).astype(np.int64)
 
 
 def column_of(shape: Field, column: Sequence[Any]) -> Any:

@@ -34,13 +34,14 @@ _FEWEST = 256
 _LAYOUTS = 4
 """So many orders of keys are tried for a kind: a log has one, logs of two versions after one another two."""
 _WORD_BYTES = 8
+_MOST_WORDS = 8
+"""No key is longer, with what stands around it."""
 _NULL = int.from_bytes(b"null", "little")
 
 _ODD = np.ones(256, dtype=np.bool_)
 _ODD[0x20:0x7F] = False
 _ODD[[0x0A, 0x5C]] = False, True
-_DIGIT = np.zeros(256, dtype=np.bool_)
-_DIGIT[ord("0") : ord("9") + 1] = True
+_ZERO = np.uint8(ord("0"))
 
 
 @cache
@@ -61,9 +62,7 @@ class _Page:
     """Some lines, and where their keys are."""
 
     data: Any
-    """The bytes, uint8, with a newline and a word more than there are."""
-    words: Any
-    """The eight bytes from each byte on, as one number."""
+    """The bytes, uint8, with a newline and some words more than there are."""
     starts: Int64
     ends: Int64
     """Where in the data each line begins and where its newline is."""
@@ -73,8 +72,11 @@ class _Page:
     """Which of them is each line's first."""
     keys: Int64
     """How many of them each line has."""
-    marks: Int64
-    """How many quotation marks each line has."""
+
+    def pieces(self, words: int) -> Any:
+        """Return what is in so many words from each byte on."""
+        size = words * _WORD_BYTES
+        return np.ndarray(len(self.data) - size + 1, dtype=f"V{size}", buffer=self.data, strides=(1,))
 
 
 @dataclass(slots=True)
@@ -84,34 +86,35 @@ class _Layout:
     kind: str
     names: list[str]
     places: Int64
+    marks: Int64
+    """How many quotation marks each line has, if none is inside a string."""
 
 
 def read(text: bytes, starts: Int64, ends: Int64) -> list[tuple[str, Any, Int64]]:
     """Return the lines taken by kind, as an Arrow table and their places; a newline is at each of `ends`."""
     if len(text) < 64:
         return []
-    data = np.zeros(len(text) + 1 + _WORD_BYTES, dtype=np.uint8)
+    data = np.zeros(len(text) + 1 + _MOST_WORDS * _WORD_BYTES, dtype=np.uint8)
     data[: len(text)] = np.frombuffer(text, dtype=np.uint8)
     data[len(text)] = ord("\n")
-    marks = np.flatnonzero(data == ord('"'))
-    colons = marks[data[marks + 1] == ord(":")]
+    marks = data == ord('"')
+    colons = np.flatnonzero(marks[:-1] & (data[1:] == ord(":")))
     bounds = np.append(starts, len(text) + 1)
     first = np.searchsorted(colons, bounds)
     page = _Page(
         data=data,
-        words=np.ndarray(len(data) - _WORD_BYTES + 1, dtype="<u8", buffer=data, strides=(1,)),
         starts=starts,
         ends=ends,
         colons=colons,
         first=first[:-1],
         keys=np.diff(first),
-        marks=np.diff(np.searchsorted(marks, bounds)),
     )
     layouts = [
         layout
         for kind, places in _by_kind(page, _plain(text, page))
         for layout in _layouts(page, kind, places)
     ]
+    _leave_out_quoted(text, page, layouts, marks)
     data[colons + 1] = ord(",")
     data[ends - 1] = ord("\n")  # in place of the brace; the empty row after it is none
     rows = pa.LargeBinaryArray.from_buffers(
@@ -145,19 +148,27 @@ def _line_of(positions: Int64, starts: Int64) -> Int64:
 
 
 def _by_kind(page: _Page, plain: Mask) -> Iterator[tuple[str, Int64]]:
-    """Yield the places of plain lines by what they say their kind is; one that says it twice is left out."""
-    at = page.colons
-    for back, letter in enumerate(b"dnik", start=1):
-        at = at[page.data[at - back] == letter]
-    line = _line_of(at, page.starts)
-    keep = plain[line] & (np.bincount(line, minlength=len(page.starts)) == 1)[line]
-    at, line = at[keep], line[keep]
-    # Eight letters tell all kinds apart; whether the ninth fits is seen when the line has been read.
-    words = page.words[np.minimum(at + 3, len(page.words) - 1)]
-    for kind, word in _kinds().items():
-        found = line[words == word]
-        if len(found):
-            yield kind, found
+    """Yield the places of plain lines by what they say their kind is, where they say it at the same key.
+
+    That is a guess: what a line is, is seen when all its keys have been looked at.
+    """
+    left = np.flatnonzero(plain & (page.keys > 0))
+    for _ in range(_LAYOUTS):
+        if not len(left):
+            return
+        guess = len(left) // 2  # bad lines come in heaps, often at the beginning
+        keys = list(_decoded(page, int(left[guess])))
+        where = keys.index("kind") if "kind" in keys else len(keys)
+        at = page.colons[np.minimum(page.first[left] + where, len(page.colons) - 1)]
+        said = (page.keys[left] > where) & _says(page, '"kind":"', at - 5)
+        # Eight letters tell all kinds apart; whether the ninth fits is seen when the line has been read.
+        words = page.pieces(1)[at + 3].view("<u8")
+        for kind, word in _kinds().items():
+            found = left[said & (words == word)]
+            if len(found):
+                yield kind, found
+        said[guess] = True
+        left = left[~said]
 
 
 def _layouts(page: _Page, kind: str, places: Int64) -> Iterator[_Layout]:
@@ -170,9 +181,9 @@ def _layouts(page: _Page, kind: str, places: Int64) -> Iterator[_Layout]:
         if names:
             taken = page.keys[places] == len(names)
             alike = places[taken]
-            good = _looking_like(page, names, fields_of(kind), alike)
+            good, marks = _looking_like(page, names, fields_of(kind), alike)
             if good.any():
-                yield _Layout(kind, names, alike[good])
+                yield _Layout(kind, names, alike[good], marks[good])
             taken[taken] = good
         taken[0] = True
         places = places[~taken]
@@ -180,50 +191,78 @@ def _layouts(page: _Page, kind: str, places: Int64) -> Iterator[_Layout]:
 
 def _names(page: _Page, kind: str, place: int) -> list[str]:
     """Return the keys of a line, or none if they are not what its kind may have."""
-    try:
-        event = orjson.loads(page.data[page.starts[place] : page.ends[place]].tobytes())
-    except orjson.JSONDecodeError:
-        return []
+    event = _decoded(page, place)
     fields = fields_of(kind)
     missing = any(field.required and name not in event for name, field in fields.items())
     return [] if missing or not event.keys() <= fields.keys() else list(event)
 
 
-def _looking_like(page: _Page, names: Sequence[str], fields: Mapping[str, Field], places: Int64) -> Mask:
-    """Return which lines have just these keys in this order, and values of the right sorts."""
+def _decoded(page: _Page, place: int) -> dict[str, Any]:
+    """Return what a line between braces says; nothing if it is no JSON."""
+    try:
+        event: dict[str, Any] = orjson.loads(page.data[page.starts[place] : page.ends[place]].tobytes())
+    except orjson.JSONDecodeError:
+        return {}
+    return event
+
+
+def _looking_like(
+    page: _Page, names: Sequence[str], fields: Mapping[str, Field], places: Int64
+) -> tuple[Mask, Int64]:
+    """Return which lines have just these keys in this order and values of the right sorts.
+
+    And how many quotation marks each of them has at least: those of keys and of strings.
+    """
     good = np.ones(len(places), dtype=np.bool_)
     strings = np.zeros(len(places), dtype=np.int64)
     first = page.first[places]
     comma = page.starts[places]  # the brace, to begin with
     colon = page.colons[first]
+    good &= colon - comma == len(names[0]) + 2
     for index, name in enumerate(names, start=1):
-        good &= (colon - comma == len(name) + 2) & _says(page, name, colon)
+        good &= _says(page, f'{"," if index > 1 else "{"}"{name}":', comma)
         begin = colon + 2
         if index < len(names):
             colon = page.colons[first + index]
             comma = colon - (len(names[index]) + 2)
-            good &= page.data[comma] == ord(",")
         else:
             comma = page.ends[places] - 1
         fit, string = _sort(page, fields[name], begin, comma)
         good &= fit
         strings += string
-    good &= page.marks[places] == 2 * (len(names) + strings)
-    return good
+    return good, 2 * (len(names) + strings)
 
 
-def _says(page: _Page, name: str, colons: Int64) -> Mask:
-    """Return whether the name in quotation marks stands before each colon."""
-    left = f'"{name}"'.encode()
-    good = np.ones(len(colons), dtype=np.bool_)
-    end = colons + 1
-    while left:
-        piece, left = left[-_WORD_BYTES:], left[:-_WORD_BYTES]
-        end = end - len(piece)
-        found = page.words[end]  # at the wrong end of the data where it is below 0: no such name is there
-        if len(piece) < _WORD_BYTES:
-            found &= np.uint64((1 << 8 * len(piece)) - 1)
-        good &= found == int.from_bytes(piece, "little")
+def _leave_out_quoted(text: bytes, page: _Page, layouts: Sequence[_Layout], marks: Mask) -> None:
+    """Leave out the lines that have a quotation mark inside a string.
+
+    Each line of a layout has as many as it says, or more. So where those of all lines together are as many
+    as there are, none has more, and they need not be counted line by line.
+    """
+    others = np.ones(len(page.starts), dtype=np.bool_)
+    for layout in layouts:
+        others[layout.places] = False
+    least = sum(int(layout.marks.sum()) for layout in layouts)
+    for start, end in zip(page.starts[others].tolist(), page.ends[others].tolist(), strict=True):
+        least += text.count(b'"', start, end)
+    if least == np.count_nonzero(marks):
+        return
+    there = np.diff(np.searchsorted(np.flatnonzero(marks), np.append(page.starts, len(text) + 1)))
+    for layout in layouts:
+        exact = there[layout.places] == layout.marks
+        layout.places, layout.marks = layout.places[exact], layout.marks[exact]
+
+
+def _says(page: _Page, said: str, places: Int64) -> Mask:
+    """Return whether the data say something at each place; at one below 0, before all, no key begins."""
+    words = -(-len(said) // _WORD_BYTES)
+    # To gather bytes of no type is several times as fast as numbers that lie at odd places.
+    found = page.pieces(words)[places].view("<u8").reshape(len(places), words)
+    good = np.ones(len(places), dtype=np.bool_)
+    for word in range(words):
+        piece = said[word * _WORD_BYTES :][:_WORD_BYTES].encode()
+        mask = np.uint64((1 << 8 * len(piece)) - 1)
+        good &= found[:, word] & mask == int.from_bytes(piece, "little")
     return good
 
 
@@ -238,10 +277,11 @@ def _sort(page: _Page, field: Field, begin: Int64, stop: Int64) -> tuple[Mask, M
         fit = (lead != ord('"')) & (last == ord("e"))
     else:
         # Not what begins with -, as zeros below zero do; nor 007 or 0x7.
-        fit = _DIGIT[lead] & _DIGIT[last]
-        fit &= (lead != ord("0")) | (length == 1) | (page.data[begin + 1] == ord("."))
+        fit = (lead - _ZERO < 10) & (last - _ZERO < 10)
+        zero = np.flatnonzero((lead == _ZERO) & (length != 1))
+        fit[zero] &= page.data[begin[zero] + 1] == ord(".")
     if field.nullable and not fit.all():
-        fit = fit | ((length == 4) & (page.words[begin] & np.uint64(0xFFFFFFFF) == _NULL))
+        fit = fit | ((length == 4) & (page.pieces(1)[begin].view("<u8") & np.uint64(0xFFFFFFFF) == _NULL))
     return fit, string
 
 

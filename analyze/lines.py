@@ -74,8 +74,12 @@ def chunks(file: Readable, size: int = CHUNK_BYTES, *, number: int = 1, offset: 
     """
     rest = b""
     while data := file.read(size):
-        head, newline, rest = (rest + data).rpartition(b"\n") if b"\n" in data else (b"", b"", rest + data)
-        if newline:
+        end = data.rfind(b"\n")
+        if end < 0:
+            rest += data
+        else:
+            head = b"".join((rest, memoryview(data)[:end]))
+            rest = data[end + 1 :]
             made = _chunk(number, offset, head)
             yield made
             number += made.count

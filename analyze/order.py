@@ -105,9 +105,11 @@ class InOrder:
         """Judge the events of a chunk; those of the next come after them."""
         if self._parts and self.in_order:
             run_no, line, seq, t_us = map(np.concatenate, zip(*self._parts, strict=True))
+            places = np.full(int(line.max()) - int(line.min()) + 1, -1)
+            places[line - line.min()] = np.arange(len(line))
+            in_order = places[places >= 0]
             for run in np.unique(run_no).tolist():
-                at = np.flatnonzero(run_no == run)
-                at = at[np.argsort(line[at])]
+                at = in_order[run_no[in_order] == run]
                 self._judge(run, line[at], seq[at], t_us[at])
         self._parts = []
 
