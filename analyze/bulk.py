@@ -34,8 +34,12 @@ _FEWEST = 256
 _LAYOUTS = 4
 """So many orders of keys are tried for a kind: a log has one, logs of two versions after one another two."""
 _WORD_BYTES = 8
-_MOST_WORDS = 8
-"""No key is longer, with what stands around it."""
+_TEXT_BYTES = 2048
+"""What is looked for at once is no longer: keys, and values that do not change."""
+_SAME_BYTES = 64
+"""A value that is longer is read from each line."""
+_SAMPLES = 8
+"""Lines of a layout that show which values do not change."""
 _NULL = int.from_bytes(b"null", "little")
 
 _ODD = np.ones(256, dtype=np.bool_)
@@ -88,13 +92,20 @@ class _Layout:
     places: Int64
     marks: Int64
     """How many quotation marks each line has, if none is inside a string."""
+    same: dict[str, Any]
+    """The values that all of the lines have."""
+
+    @property
+    def differing(self) -> list[str]:
+        """Return the names of the others."""
+        return [name for name in self.names if name not in self.same]
 
 
 def read(text: bytes, starts: Int64, ends: Int64) -> list[tuple[str, Any, Int64]]:
     """Return the lines taken by kind, as an Arrow table and their places; a newline is at each of `ends`."""
     if len(text) < 64:
         return []
-    data = np.zeros(len(text) + 1 + _MOST_WORDS * _WORD_BYTES, dtype=np.uint8)
+    data = np.zeros(len(text) + 1 + _TEXT_BYTES, dtype=np.uint8)
     data[: len(text)] = np.frombuffer(text, dtype=np.uint8)
     data[len(text)] = ord("\n")
     marks = data == ord('"')
@@ -160,7 +171,7 @@ def _by_kind(page: _Page, plain: Mask) -> Iterator[tuple[str, Int64]]:
         keys = list(_decoded(page, int(left[guess])))
         where = keys.index("kind") if "kind" in keys else len(keys)
         at = page.colons[np.minimum(page.first[left] + where, len(page.colons) - 1)]
-        said = (page.keys[left] > where) & _says(page, '"kind":"', at - 5)
+        said = (page.keys[left] > where) & _says(page, b'"kind":"', at - 5)
         # Eight letters tell all kinds apart; whether the ninth fits is seen when the line has been read.
         words = page.pieces(1)[at + 3].view("<u8")
         for kind, word in _kinds().items():
@@ -173,18 +184,21 @@ def _by_kind(page: _Page, plain: Mask) -> Iterator[tuple[str, Int64]]:
 
 def _layouts(page: _Page, kind: str, places: Int64) -> Iterator[_Layout]:
     """Yield the lines of a kind that look like the first of them, then like the first of those left."""
+    fields = fields_of(kind)
     for _ in range(_LAYOUTS):
         if not len(places):
             return
-        names = _names(page, kind, int(places[0]))
         taken = np.zeros(len(places), dtype=np.bool_)
-        if names:
+        if names := _names(page, kind, int(places[0])):
             taken = page.keys[places] == len(names)
             alike = places[taken]
-            good, marks = _looking_like(page, names, fields_of(kind), alike)
-            if good.any():
-                yield _Layout(kind, names, alike[good], marks[good])
-            taken[taken] = good
+            same = _same(page, names, alike[:: max(len(alike) // _SAMPLES, 1)].tolist())
+            values = {name: orjson.loads(raw) for name, raw in same.items()}
+            if not any(fields[name].fault(value) for name, value in values.items()):
+                good, marks = _looking_like(page, names, same, fields, alike)
+                if good.any():
+                    yield _Layout(kind, names, alike[good], marks[good], values)
+                taken[taken] = good
         taken[0] = True
         places = places[~taken]
 
@@ -206,31 +220,59 @@ def _decoded(page: _Page, place: int) -> dict[str, Any]:
     return event
 
 
+def _same(page: _Page, names: Sequence[str], samples: Sequence[int]) -> dict[str, bytes]:
+    """Return what stands for the values that some lines share, by name; a number of the event is its own."""
+    same: dict[str, bytes] = {}
+    for place in samples:
+        raw = _raw(page, names, place)
+        if place == samples[0]:
+            same = {name: value for name, value in raw.items() if name != "seq" and len(value) <= _SAME_BYTES}
+        elif raw:
+            same = {name: value for name, value in same.items() if raw[name] == value}
+    length = sum(len(name) + len('"":,') for name in names) + sum(map(len, same.values()))
+    return same if length < _TEXT_BYTES - _WORD_BYTES else {}
+
+
+def _raw(page: _Page, names: Sequence[str], place: int) -> dict[str, bytes]:
+    """Return what stands for each value of a line, or nothing if its keys are others."""
+    colons = page.colons[page.first[place] :][: len(names)].tolist()
+    stops = [colon - len(name) - 2 for colon, name in zip(colons[1:], names[1:], strict=True)]
+    stops.append(int(page.ends[place]) - 1)
+    raw = {
+        name: page.data[colon + 2 : stop].tobytes()
+        for name, colon, stop in zip(names, colons, stops, strict=True)
+    }
+    made = b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in raw.items()) + b"}"
+    whole = made == page.data[page.starts[place] : page.ends[place]].tobytes()
+    return raw if whole and list(_decoded(page, place)) == list(names) else {}
+
+
 def _looking_like(
-    page: _Page, names: Sequence[str], fields: Mapping[str, Field], places: Int64
+    page: _Page, names: Sequence[str], same: Mapping[str, bytes], fields: Mapping[str, Field], places: Int64
 ) -> tuple[Mask, Int64]:
     """Return which lines have just these keys in this order and values of the right sorts.
 
-    And how many quotation marks each of them has at least: those of keys and of strings.
+    Where all have the `same` value they must say it with the same letters. Returned as well is how many
+    quotation marks each line has at least: those of keys and of strings.
     """
     good = np.ones(len(places), dtype=np.bool_)
-    strings = np.zeros(len(places), dtype=np.int64)
-    first = page.first[places]
-    comma = page.starts[places]  # the brace, to begin with
-    colon = page.colons[first]
-    good &= colon - comma == len(names[0]) + 2
-    for index, name in enumerate(names, start=1):
-        good &= _says(page, f'{"," if index > 1 else "{"}"{name}":', comma)
-        begin = colon + 2
-        if index < len(names):
-            colon = page.colons[first + index]
-            comma = colon - (len(names[index]) + 2)
-        else:
-            comma = page.ends[places] - 1
-        fit, string = _sort(page, fields[name], begin, comma)
-        good &= fit
-        strings += string
-    return good, 2 * (len(names) + strings)
+    marks = np.full(len(places), 2 * len(names) + sum(value.count(b'"') for value in same.values()))
+    first, begin, text = page.first[places], page.starts[places], b"{"
+    field: Field | None = None  # whose value begins there; none of the line itself
+    for index, name in enumerate(names):
+        text += b'%b"%b":' % (b"," if index else b"", name.encode())
+        if name in same:
+            text += same[name]
+            continue
+        colon = page.colons[first + index]
+        stop = colon + 2 - len(text)
+        good &= _says(page, text, stop)
+        good &= begin == stop if field is None else _fits(page, field, begin, stop, marks)
+        field, begin, text = fields[name], colon + 2, b""
+    stop = page.ends[places] - len(text) - 1
+    good &= _says(page, text + b"}", stop)
+    good &= begin == stop if field is None else _fits(page, field, begin, stop, marks)
+    return good, marks
 
 
 def _leave_out_quoted(text: bytes, page: _Page, layouts: Sequence[_Layout], marks: Mask) -> None:
@@ -253,26 +295,26 @@ def _leave_out_quoted(text: bytes, page: _Page, layouts: Sequence[_Layout], mark
         layout.places, layout.marks = layout.places[exact], layout.marks[exact]
 
 
-def _says(page: _Page, said: str, places: Int64) -> Mask:
-    """Return whether the data say something at each place; at one below 0, before all, no key begins."""
+def _says(page: _Page, said: bytes, places: Int64) -> Mask:
+    """Return whether the data say something at each place; none below 0 is a place where they do."""
     words = -(-len(said) // _WORD_BYTES)
     # To gather bytes of no type is several times as fast as numbers that lie at odd places.
-    found = page.pieces(words)[places].view("<u8").reshape(len(places), words)
-    good = np.ones(len(places), dtype=np.bool_)
+    found = page.pieces(words)[np.maximum(places, 0)].view("<u8").reshape(len(places), words)
+    good = places >= 0
     for word in range(words):
-        piece = said[word * _WORD_BYTES :][:_WORD_BYTES].encode()
+        piece = said[word * _WORD_BYTES :][:_WORD_BYTES]
         mask = np.uint64((1 << 8 * len(piece)) - 1)
         good &= found[:, word] & mask == int.from_bytes(piece, "little")
     return good
 
 
-def _sort(page: _Page, field: Field, begin: Int64, stop: Int64) -> tuple[Mask, Mask]:
-    """Return which values look like the field's, as far as CSV won't see, and which are strings."""
+def _fits(page: _Page, field: Field, begin: Int64, stop: Int64, marks: Int64) -> Mask:
+    """Return which values look like the field's, as far as CSV won't see; add to `marks` those of strings."""
     lead, last = page.data[begin], page.data[stop - 1]
     length = stop - begin
-    string = np.zeros(len(begin), dtype=np.bool_)
     if field.base is str:
-        fit = string = (lead == ord('"')) & (last == ord('"')) & (length >= 2)
+        fit = (lead == ord('"')) & (last == ord('"')) & (length >= 2)
+        marks += 2 * fit
     elif field.base is bool:
         fit = (lead != ord('"')) & (last == ord("e"))
     else:
@@ -281,8 +323,9 @@ def _sort(page: _Page, field: Field, begin: Int64, stop: Int64) -> tuple[Mask, M
         zero = np.flatnonzero((lead == _ZERO) & (length != 1))
         fit[zero] &= page.data[begin[zero] + 1] == ord(".")
     if field.nullable and not fit.all():
-        fit = fit | ((length == 4) & (page.pieces(1)[begin].view("<u8") & np.uint64(0xFFFFFFFF) == _NULL))
-    return fit, string
+        fit |= (length == 4) & (page.pieces(1)[begin].view("<u8") & np.uint64(0xFFFFFFFF) == _NULL)
+    good: Mask = fit
+    return good
 
 
 def _parsed(layout: _Layout, rows: Any, places: Int64) -> list[tuple[Any, Int64]]:
@@ -299,7 +342,7 @@ def _parsed(layout: _Layout, rows: Any, places: Int64) -> list[tuple[Any, Int64]
     good = _good(layout, table)
     if not good.all():
         table, places = table.filter(pa.array(good)), places[good]
-    return [(table, places)] if len(places) else []
+    return [(_with_same(layout, table), places)] if len(places) else []
 
 
 def _table(layout: _Layout, rows: Any) -> Any:
@@ -314,11 +357,20 @@ def _table(layout: _Layout, rows: Any) -> Any:
                 block_size=text.size + 1,
             ),
             parse_options=csv.ParseOptions(double_quote=False),
-            convert_options=_convert(layout.kind, tuple(layout.names)),
+            convert_options=_convert(layout.kind, tuple(layout.differing)),
         )
     except pa.ArrowInvalid:
         return None
     return table.combine_chunks() if len(table) == len(rows) else None
+
+
+def _with_same(layout: _Layout, table: Any) -> Any:
+    """Add the values that all lines have; a null is what a column is without them."""
+    for name, value in layout.same.items():
+        if value is not None:
+            base = fields_of(layout.kind)[name].base
+            table = table.append_column(name, pa.repeat(pa.scalar(base(value), _ARROW[base]), len(table)))
+    return table
 
 
 @cache
@@ -342,7 +394,7 @@ def _numpy(values: Any) -> Any:
 def _good(layout: _Layout, table: Any) -> Mask:
     """Return which rows hold what the contract allows, as `Field.fault` says it; which is null was seen."""
     good = np.ones(len(table), dtype=np.bool_)
-    for name in layout.names:
+    for name in layout.differing:
         fit = _fit(fields_of(layout.kind)[name], table.column(name).combine_chunks(), layout.kind)
         if fit is not None:
             good &= _numpy(fit.fill_null(fill_value=True))
