@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner import ownmethod
 from runner.arrays import ArrayFile
-from runner.course import times_running
+from runner.course import rounds_running
 from runner.draws import told
 from runner.errors import ArrayError, JobError, Problem
 from runner.job import PYTHON, Command, Job, LoadedJob, Wire
@@ -119,8 +119,11 @@ def policy(loaded: LoadedJob) -> str:
         said += f"get {duration(grace)} more" if grace else "are not waited for"
     if job.policy.on_loss == "stop":
         return said + "; ends the run when a worker fails (on_loss = 'stop')"
-    said += f"; a worker that fails {times_running(job.policy.max_failures)} is left out for good"
-    return said + (f" and a spare takes its place ({job.spares} stand by)" if job.spares else "")
+    said += f"; a worker that fails {rounds_running(job.policy.max_failures)} is left out for good"
+    if job.spares:
+        stand = f"{job.spares} stand{'s' if job.spares == 1 else ''} by"
+        said += f" and a spare takes its place ({stand}), at once where the run would stop"
+    return said
 
 
 def _within(job: Job) -> str:

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from runner import ownmethod, wire
 from runner.arrays import ArrayFile
-from runner.course import AutoDeadline, Begin, Course, Finish, rest_s, times_running
+from runner.course import AutoDeadline, Begin, Course, Finish, rest_s
 from runner.decide import Verdict
 from runner.errors import ArrayError, RunError, WorkerError, plain
 from runner.fleet import Connect, Fleet
@@ -244,7 +244,9 @@ class Coordinator:
     def _rest_s(self, tried: Begin) -> float:
         """Return how long lost workers are given to return before a round is tried again, in seconds."""
         again = self._course.next()
-        if not isinstance(again, Begin) or again.number != tried.number or not self._fleet.away(again.shards):
+        if not isinstance(again, Begin) or again.number != tried.number:
+            return 0.0
+        if not self._fleet.away(again.shards.keys() & tried.shards.keys()):  # a spare comes in at once
             return 0.0
         return rest_s(self._job.policy.round_backoff_s, self._course.attempt)
 
@@ -267,7 +269,7 @@ class Coordinator:
         outcome: Literal["ok", "failed", "interrupted"] = "interrupted"
         try:
             verdict = await execution.run()
-            workers_us = self._recorder.now_us() - began
+            workers_us = self._recorder.now_us()
             failure = verdict.reason
             if failure is None:
                 stepped = await self._step.take(begin.number, params, execution.deliveries, verdict)
@@ -275,11 +277,10 @@ class Coordinator:
                 self._hopeless = failure if stepped.hopeless else None
                 if stepped.params is not None:
                     self._params, survivors = stepped.params, len(verdict.survivors)
-            given_up = self._course.ended(verdict, failure, workers_us / 1e6)
+            given_up = self._course.ended(verdict, failure, _seconds(execution.delivered_us, began))
             if failure is None:
                 await own.evaluate(begin.number, self._current())
-            for rank in given_up:
-                why = f"failed {times_running(self._job.policy.max_failures)}"
+            for rank, why in given_up.items():
                 await self._fleet.leave(rank, begin.number, "failures", why, for_good=True)
             outcome, reason = ("failed", failure) if failure else ("ok", None)
             if rest := self._rest_s(begin):
@@ -294,10 +295,15 @@ class Coordinator:
                 failed=list(verdict.failed) if verdict else [],
                 late=list(verdict.late) if verdict else [],
                 encode_s=execution.files.encode_s,
-                workers_s=None if workers_us is None else workers_us / 1e6,
+                workers_s=_seconds(workers_us, began),
+                delivered_s=_seconds(execution.delivered_us, began),
             )
             self._recorder.emit(end, round=begin.number, since_us=began)
         await self._recorder.flush()
+
+
+def _seconds(until_us: int | None, began_us: int) -> float | None:
+    return None if until_us is None else (until_us - began_us) / 1e6
 
 
 def _course(job: Job) -> Course:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +14,15 @@ _LONGEST_REST_S = 60.0
 WINDOW = 20
 """Rounds that a learnt deadline looks back on."""
 LEARNT_FROM = 3
-"""Rounds it takes to learn one; until then the ceiling holds."""
+"""Rounds it takes to learn one; the first has the ceiling, the next ``GENEROUS`` times the longest so far."""
+GENEROUS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoDeadline:
     """A round's deadline learnt from the rounds so far: median plus `k` median absolute deviations.
+
+    What is learnt from is how long those took who delivered: a round that had to be cut off tells no more.
 
     Attributes:
         k: how many deviations.
@@ -30,13 +34,17 @@ class AutoDeadline:
     floor_s: float
     ceiling_s: float
 
-    def of(self, durations_s: list[float]) -> float:
-        """Return the deadline in seconds after rounds that took so long."""
-        if len(durations_s) < LEARNT_FROM:
+    def of(self, needed_s: list[float], attempt: int = 1) -> float:
+        """Return a try's deadline in seconds, after rounds that needed so long; each has twice the last."""
+        if not needed_s:
             return self.ceiling_s
-        median = statistics.median(durations_s)
-        deviation = statistics.median(abs(d - median) for d in durations_s)
-        return round(min(max(median + self.k * deviation, self.floor_s), self.ceiling_s), 6)
+        if len(needed_s) < LEARNT_FROM:
+            learnt = GENEROUS * max(needed_s)
+        else:
+            median = statistics.median(needed_s)
+            learnt = median + self.k * statistics.median(abs(s - median) for s in needed_s)
+        longer = 2.0 ** min(attempt - 1, 32)
+        return round(min(max(learnt, self.floor_s) * longer, self.ceiling_s), 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,10 @@ class Course:
     Args:
         rounds: how many are wanted.
         workers: how many take part at a time.
-        spares: how many more stand by; each takes the place of one that is lost for good.
+        spares: how many more stand by; each takes the place of one that is left out for good.
         quorum: least number of survivors of a round.
         round_retries: how often a round that failed is tried again.
-        max_failures: after so many failed rounds in a row a worker is left out for good.
+        max_failures: a worker that fails in so many rounds in a row is left out for good.
         deadline: of a round, in seconds, or learnt; None for none.
         stop_on_loss: end the run as soon as a worker fails in a round.
     """
@@ -104,12 +112,14 @@ class Course:
         self.number = 0
         self.attempt = 1
         self.interrupted = 0
-        """Tries of this round that were cut short; they don't count as failed."""
+        """Tries of this round that don't count as failed: cut short, or before spares came in or a resume."""
         self.places: dict[int, int] = {rank: rank for rank in range(workers)}
         self._workers = workers
-        self._spares = deque(range(workers, workers + spares))
-        self._failures: dict[int, int] = {}
-        self._durations_s: deque[float] = deque(maxlen=WINDOW)
+        self._all_spares = range(workers, workers + spares)
+        self._spares = deque(self._all_spares)
+        self._failures: dict[int, tuple[int, int]] = {}
+        """In how many rounds in a row a worker failed, and which was the last."""
+        self._needed_s: deque[float] = deque(maxlen=WINDOW)
         self._finish: Finish | None = None
 
     @property
@@ -127,60 +137,88 @@ class Course:
             return Finish("failed", f"{len(self.places)} workers are left, quorum is {self.quorum}")
         deadline = self.deadline
         if isinstance(deadline, AutoDeadline):
-            deadline = deadline.of(list(self._durations_s))
+            deadline = deadline.of(list(self._needed_s), self.attempt)
         return Begin(
             self.number, self.attempt + self.interrupted, dict(sorted(self.places.items())), deadline
         )
 
-    def ended(self, verdict: Verdict, failure: str | None, duration_s: float | None) -> list[int]:
+    def ended(self, verdict: Verdict, failure: str | None, needed_s: float | None) -> dict[int, str]:
         """Take how a try of a round ended.
 
         Args:
             verdict: who delivered and who didn't.
             failure: why it doesn't count; None where it was aggregated.
-            duration_s: how long the workers took; None where that isn't known.
+            needed_s: how long those took who delivered; None where that isn't known.
 
         Returns:
-            The workers that are left out for good from now on.
+            The workers that are left out for good from now on, and why.
         """
         for rank in verdict.survivors:
             self._failures.pop(rank, None)
-        given_up = []
         for rank in verdict.failed:
-            self._failures[rank] = self._failures.get(rank, 0) + 1
-            if self._failures[rank] >= self.max_failures:
-                given_up.append(rank)
-                shard = self.places.pop(rank)
-                if self._spares:
-                    self.places[self._spares.popleft()] = shard
+            rounds, last = self._failures.get(rank, (0, -1))
+            self._failures[rank] = (rounds if last == self.number else rounds + 1), self.number
+        out = {
+            rank: f"failed {rounds_running(self.max_failures)}"
+            for rank in verdict.failed
+            if self._failures[rank][0] >= self.max_failures
+        }
+        came_in = self._leave_out(out)
         if failure is None:
-            if duration_s is not None:
-                self._durations_s.append(duration_s)
+            if needed_s is not None:
+                self._needed_s.append(needed_s)
             self.number, self.attempt, self.interrupted = self.number + 1, 1, 0
         else:
-            if self.attempt > self.round_retries:
-                times = "once" if self.attempt == 1 else f"{self.attempt} times"
-                self._finish = Finish("failed", f"round {self.number} failed {times}: {failure}")
             self.attempt += 1
+        if failure is not None and self.attempt > self.round_retries + 1:
+            worst = sorted(verdict.failed, key=lambda rank: (-self._failures[rank][0], rank))
+            swapped = [rank for rank in worst if rank not in out][: len(self._spares)]
+            if swapped or came_in:
+                out |= dict.fromkeys(
+                    swapped, f"failed in the last try of round {self.number}: a spare takes over"
+                )
+                self._leave_out(swapped)
+                self._try_anew()
+            else:
+                self._finish = Finish("failed", f"round {self.number} failed {self._times()}: {failure}")
         if self.stop_on_loss and verdict.failed:
             lost = ", ".join(map(str, verdict.failed))
             self._finish = Finish("failed", f"worker {lost} failed and the job says on_loss = 'stop'")
-        return given_up
+        return dict(sorted(out.items()))
+
+    def _leave_out(self, ranks: Iterable[int]) -> bool:
+        """Take workers out and spares in; say whether one came in."""
+        before = len(self._spares)
+        for rank in ranks:
+            shard = self.places.pop(rank)
+            if self._spares:
+                self.places[self._spares.popleft()] = shard
+        return len(self._spares) < before
+
+    def _try_anew(self) -> None:
+        """Let the tries of this round begin again; their numbers go on."""
+        self.attempt, self.interrupted = 1, self.interrupted + self.attempt - 1
+
+    def _times(self) -> str:
+        count = self.attempt - 1
+        times = "once" if count == 1 else f"{count} times"
+        return f"{times} more, at try {count + self.interrupted}" if self.interrupted else times
 
     def resumed(self) -> None:
         """Go on after a new process took over; where the run had failed, everyone gets another chance."""
         stuck = self.number < self.rounds and len(self.places) < self.quorum
         if self._finish is not None or stuck:
             self.places = {rank: rank for rank in range(self._workers)}
+            self._spares = deque(self._all_spares)
             self._failures.clear()
-            self.attempt, self.interrupted = 1, self.interrupted + self.attempt - 1
             self._finish = None
+            self._try_anew()
 
     def stop(self, reason: str) -> None:
         """End the run before the next round."""
         self._finish = self._finish or Finish("interrupted", reason)
 
 
-def times_running(count: int) -> str:
-    """Say how often in a row; each try of a round counts."""
-    return "once" if count == 1 else f"{count} times running"
+def rounds_running(count: int) -> str:
+    """Say in how many rounds in a row; the tries of a round count as one."""
+    return "in a round" if count == 1 else f"in {count} rounds running"

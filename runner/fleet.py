@@ -90,7 +90,8 @@ class Fleet:
             except WorkerError as e:
                 listed = self.loaded.job.worker
                 where = f"{listed[rank].shown}: " if listed else ""
-                self._down(rank, round, "connect", f"{where}{e}", for_good=False, injected=e.injected)
+                said = f"{where}{e}"
+                self._down(rank, round, "connect", said, for_good=False, injected=e.injected, attempt=attempt)
                 raise
             worker.has_files, worker.out_of_reach = False, ""
             facts = dict(worker.connection.facts)
@@ -179,6 +180,7 @@ class Fleet:
         *,
         for_good: bool,
         injected: str | None = None,
+        attempt: int | None = None,
     ) -> None:
-        down = WorkerDown(reason=reason, detail=detail, for_good=for_good, injected=injected)
+        down = WorkerDown(reason=reason, detail=detail, for_good=for_good, injected=injected, attempt=attempt)
         self.recorder.emit(down, round=round, rank=rank)

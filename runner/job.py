@@ -218,7 +218,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0, le=3600, description="a number of seconds from 0 to 3600: time for lost workers to return"
         ),
-    ] = 5.0
+    ] = 30.0
     max_failures: Annotated[int, Meta(ge=1, description="a whole number, 1 or more")] = 3
     on_loss: Annotated[Literal["continue", "stop"], Meta(description='"continue" or "stop"')] = "continue"
 

@@ -366,6 +366,9 @@ class _Check:
     def _closing(self, policy: dict[str, Any], workers: Any) -> None:
         """See that a round is not closed before it can count."""
         at = policy.get("close_at")
+        if at is None and policy.get("grace_s") and "policy.grace_s" not in self.wrong:
+            said = f"{_show(policy['grace_s'])} without policy.close_at"
+            self.add("policy.grace_s", said, "only with policy.close_at: else all workers are waited for")
         if (
             at is None
             or {"policy.quorum", "policy.close_at", "workers"} & self.wrong

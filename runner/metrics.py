@@ -11,6 +11,7 @@ from typing import Any
 from schemas.text import printable
 
 MAX_BYTES = 1 << 20
+MAX_SAMPLES = 1e18
 TOO_LARGE = f"more than {MAX_BYTES} bytes"
 _MAX_NAMES = 1000
 _MAX_NAME = 100
@@ -52,6 +53,8 @@ def taken(raw: Any) -> Report:
             wrong.append(f"{printable(name)[:_MAX_NAME]} is no finite number")
         elif name == "num_samples" and number < 0:
             wrong.append(f"{name} is negative")
+        elif name == "num_samples" and number > MAX_SAMPLES:
+            wrong.append(f"{name} is above {MAX_SAMPLES:g}")
         elif len(values) == _MAX_NAMES:
             wrong.append(f"only the first {_MAX_NAMES} numbers are kept")
             break

@@ -112,7 +112,8 @@ def replay(course: Course, tries: list[Try]) -> tuple[Try, Verdict] | None:
             continue
         verdict = _verdict(tried, begin, course.quorum)
         reason = None if tried.aggregate is not None else str(tried.end and tried.end["reason"])
-        course.ended(verdict, reason, None if tried.end is None else tried.end["workers_s"])
+        end = tried.end or {}
+        course.ended(verdict, reason, end.get("delivered_s", end.get("workers_s")))
         last = (tried, verdict) if tried.end is None else None
     course.resumed()
     return last

@@ -97,6 +97,8 @@ class RoundRun:
         self._checked: dict[Path, Checked | ArrayError] = {}
         self._heard: list[tuple[float, Said | Alarm, Failure | None]] = []
         self.deliveries: dict[int, Delivery] = {}
+        self.delivered_us: int | None = None
+        """When the last weights were let in, on the log's clock."""
 
     def _rules(self) -> Rules:
         job = self._loaded.job
@@ -314,6 +316,7 @@ class RoundRun:
             raise self._reject(rank, e.reason, e.detail) from e
         except OSError as e:
             raise self._reject(rank, "unreadable", f"can't be written anew: {e.strerror}") from e
+        self.delivered_us = self._recorder.now_us()
 
     _STEPS: ClassVar[dict[Step, Callable[[RoundRun, int, TracedConnection], Coroutine[Any, Any, None]]]] = {
         Step.JOIN: _joined,

@@ -98,6 +98,10 @@ class WorkerDown(Body):
     reason: Annotated[str, Doc(description="a word: connect, lost, failures, ...")]
     detail: Annotated[str, Doc(description="what happened, in words")]
     for_good: Annotated[bool, Doc(description="true: not tried again in this run")]
+    attempt: Annotated[
+        Annotated[int, Doc(ge=1)] | None,
+        Doc(description="which try to reach it, in a try of a round, from 1; null elsewhere"),
+    ] = None
     injected: Annotated[
         str | None, Doc(description="fault that was put in on purpose: crash, kill, ...; null where none was")
     ] = None
@@ -294,6 +298,10 @@ class RoundEnd(Finished):
     )
     workers_s: Annotated[
         Seconds | None, Doc(description="from its start until all workers had delivered or were dropped")
+    ] = None
+    delivered_s: Annotated[
+        Seconds | None,
+        Doc(description="from its start until the last weights were let in; null where none were"),
     ] = None
     encode_s: Annotated[
         Seconds | None, Doc(description="to encode the params before they were pushed; null where plain")

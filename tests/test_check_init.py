@@ -45,7 +45,7 @@ def test_check_tells_what_would_happen(tmp_path: Path):
     ("policy", "said"),
     [
         ({"round_retries": 0}, "else stops"),
-        ({"round_retries": 1}, "retries the round once (lost workers get 5.00 s to return), then stops"),
+        ({"round_retries": 1}, "retries the round once (lost workers get 30.0 s to return), then stops"),
         (
             {"round_retries": 5, "round_backoff_s": 120},
             "5 times (lost workers get 2m00s to return, twice as long each time), then stops",

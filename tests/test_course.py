@@ -40,7 +40,8 @@ class Courses(RuleBasedStateMachine):
         self.course = Course(**self.given)
         self.committed: list[int] = []
         self.tries: list[Try] = []
-        self.streak: dict[int, int] = {}
+        self.streak: dict[int, set[int]] = {}
+        """The rounds in a row in which each worker failed."""
         self.out: set[int] = set()
         self.session = 0
 
@@ -74,7 +75,7 @@ class Courses(RuleBasedStateMachine):
             "reason": failure,
             "failed": sorted(failed),
             "late": sorted(late),
-            "workers_s": 1.0,
+            "delivered_s": 1.0,
         }
         aggregate = {"ranks": list(survivors)} if failure is None else None
         dies = failure is None and ended == 1
@@ -83,11 +84,17 @@ class Courses(RuleBasedStateMachine):
         )
         if failure is None:
             self.committed.append(begin.number)
-        for rank in ranks:
-            before = self.streak.get(rank, 0)
-            self.streak[rank] = before + 1 if rank in failed else 0 if rank in survivors else before
-        assert given_up == [r for r in sorted(failed) if self.streak[r] >= course.max_failures]
-        self.out |= set(given_up)
+        for rank in failed:
+            self.streak.setdefault(rank, set()).add(begin.number)
+        for rank in survivors:
+            self.streak.pop(rank, None)
+        often = {r for r in failed if len(self.streak[r]) >= course.max_failures}
+        assert often <= given_up.keys() <= failed
+        assert given_up.keys() - often == {r for r, why in given_up.items() if "a spare takes over" in why}
+        self.out |= given_up.keys()
+        then = course.next()
+        if isinstance(then, Finish) and then.status == "failed" and failed:
+            assert not course.standby or self.given["stop_on_loss"], "spares come in before a run fails"
         if dies:
             self.resume()
 
@@ -153,7 +160,7 @@ def test_every_run_ends(rounds, workers, spares, retries, failures, rng):  # noq
         round_retries=retries,
         max_failures=failures,
     )
-    for _ in range(rounds * (retries + 1) + 1):
+    for _ in range((rounds + spares) * (retries + 1) + 1):
         if isinstance(begin := course.next(), Finish):
             return
         failed = tuple(r for r in begin.shards if rng.random() < 0.4)
@@ -167,8 +174,13 @@ def test_reasons_of_a_failed_run():
     for _ in range(2):
         retried.ended(Verdict((0,), (1, 2), (), 2), "quorum missed", 1.0)
     assert retried.next() == Finish("failed", "round 0 failed 2 times: quorum missed")
+    retried.resumed()
+    for _ in range(2):
+        retried.ended(Verdict((0,), (1, 2), (), 2), "quorum missed", 1.0)
+    assert retried.next() == Finish("failed", "round 0 failed 2 times more, at try 4: quorum missed")
     left = course_of(round_retries=5, max_failures=1)
-    assert left.ended(Verdict((0,), (1, 2), (), 2), "quorum missed", 1.0) == [1, 2]
+    why = dict.fromkeys((1, 2), "failed in a round")
+    assert left.ended(Verdict((0,), (1, 2), (), 2), "quorum missed", 1.0) == why
     assert left.next() == Finish("failed", "1 workers are left, quorum is 2")
     stopped = course_of(quorum=1, stop_on_loss=True)
     stopped.ended(Verdict((0,), (1, 2), (), 1), "quorum missed", 1.0)
@@ -182,35 +194,72 @@ def test_a_failure_is_forgotten_after_a_success():
     course = course_of(rounds=9, workers=2, quorum=1, max_failures=2)
     lost, fine = Verdict((0,), (1,), (), 1), Verdict((0, 1), (), (), 1)
     given_up = [course.ended(v, None, 1.0) for v in (lost, fine, lost, fine, lost, lost)]
-    assert given_up == [[], [], [], [], [], [1]]
+    assert given_up == [{}, {}, {}, {}, {}, {1: "failed in 2 rounds running"}]
     assert course.next() == Begin(6, 1, {0: 0}, None)
 
 
 def test_who_was_not_waited_for_is_not_blamed():
     course = course_of(rounds=9, workers=2, quorum=1, max_failures=1)
     for _ in range(5):
-        assert course.ended(Verdict((0,), (), (1,), 1), None, 1.0) == []
+        assert course.ended(Verdict((0,), (), (1,), 1), None, 1.0) == {}
+
+
+def test_the_tries_of_a_round_are_one_failure():
+    course = course_of(rounds=9, workers=2, quorum=2, round_retries=5, max_failures=2)
+    lost, fine = Verdict((0,), (1,), (), 2), Verdict((0, 1), (), (), 2)
+    assert not any(course.ended(lost, lost.reason, 1.0) for _ in range(3))
+    course.ended(fine, None, 1.0)
+    assert not any(course.ended(lost, lost.reason, 1.0) for _ in range(3)), "it had returned in between"
+    assert course.next() == Begin(1, 4, {0: 0, 1: 1}, None)
+
+
+def test_a_spare_comes_in_before_a_run_fails():
+    """Where every worker is needed, one that always fails must not end the run while another stands by."""
+    course = course_of(spares=2, quorum=3, round_retries=2)
+    lost = Verdict((0, 2), (1,), (), 3)
+    assert [course.ended(lost, lost.reason, 1.0) for _ in range(3)] == [
+        {},
+        {},
+        {1: "failed in the last try of round 0: a spare takes over"},
+    ]
+    assert course.next() == Begin(0, 4, {0: 0, 2: 2, 3: 1}, None), "the number of a try is not used again"
+    both = Verdict((2,), (0, 3), (), 3)
+    for _ in range(2):
+        assert course.ended(both, both.reason, 1.0) == {}
+    assert list(course.ended(both, both.reason, 1.0)) == [0], "one spare for one worker"
+    assert course.next() == Begin(0, 7, {2: 2, 3: 1, 4: 0}, None)
+    for _ in range(3):
+        assert course.ended(Verdict((2, 4), (3,), (), 3), "quorum missed", 1.0) == {}
+    assert course.next() == Finish("failed", "round 0 failed 3 times more, at try 9: quorum missed")
+    course.resumed()
+    assert course.standby == 2, "everyone gets another chance, spares too"
+    assert course.next() == Begin(0, 10, {0: 0, 1: 1, 2: 2}, None)
 
 
 def test_a_spare_takes_the_shard_of_who_is_lost_for_good():
     course = course_of(spares=1, max_failures=1, rounds=5)
-    assert course.ended(Verdict((0, 2), (1,), (), 2), None, 1.0) == [1]
+    assert list(course.ended(Verdict((0, 2), (1,), (), 2), None, 1.0)) == [1]
     assert course.next() == Begin(1, 1, {0: 0, 2: 2, 3: 1}, None)
-    assert course.ended(Verdict((2, 3), (0,), (), 2), None, 1.0) == [0]
+    assert list(course.ended(Verdict((2, 3), (0,), (), 2), None, 1.0)) == [0]
     assert course.next() == Begin(2, 1, {2: 2, 3: 1}, None)
 
 
 def test_a_learnt_deadline():
     auto = AutoDeadline(k=4, floor_s=10, ceiling_s=100)
-    assert auto.of([]) == auto.of([20.0] * (LEARNT_FROM - 1)) == 100
+    assert auto.of([]) == 100
+    assert auto.of([20.0, 15.0]) == 60
+    assert LEARNT_FROM == 3
     assert auto.of([20.0, 22.0, 24.0]) == 22 + 4 * 2
     assert auto.of([1.0] * 5) == 10
     assert auto.of([90.0, 50.0, 10.0]) == 100
+    assert [auto.of([20.0, 22.0, 24.0], attempt) for attempt in (1, 2, 3)] == [30, 60, 100]
     course = course_of(rounds=9, deadline=auto)
-    for seconds in (20.0, 22.0, 24.0):
-        assert course.next().deadline_s == 100
+    for seconds, deadline_s in ((20.0, 100), (22.0, 60), (24.0, 66)):
+        assert course.next().deadline_s == deadline_s
         course.ended(Verdict((0, 1, 2), (), (), 2), None, seconds)
     assert course.next().deadline_s == 30
+    course.ended(Verdict((0,), (1, 2), (), 2), "quorum missed", None)
+    assert course.next().deadline_s == 60, "what failed gets longer"
 
 
 def test_a_replayed_log_leads_to_the_same_place():

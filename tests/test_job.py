@@ -335,6 +335,7 @@ def test_anything_at_all_is_a_job_or_a_job_error(tmp_path: Path, changes: dict[s
     [
         ({"quorum": 0.75, "close_at": 0.5}, False),
         ({"close_at": 1}, False),
+        ({"grace_s": 0}, True),
         ({"quorum": 2, "close_at": 3}, True),
         ({"quorum": 1.0, "close_at": 1.0}, True),
     ],
@@ -345,3 +346,8 @@ def test_a_round_is_not_closed_before_it_can_count(tmp_path: Path, policy: dict[
         assert load(path)
     else:
         assert set(problems(path)) == {"policy.close_at"}
+
+
+def test_a_grace_that_nothing_gives_is_a_mistake(tmp_path: Path):
+    found = problems(write_job(tmp_path, policy={"grace_s": 3}))
+    assert set(found) == {"policy.grace_s"}

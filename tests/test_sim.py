@@ -302,6 +302,24 @@ def test_an_outage_of_all_workers_is_waited_for(rest_s: float, status: str):
         assert begun["t"] - end["t"] == pytest.approx(5 if end is failed[0] else 10)
 
 
+def test_a_minute_without_network_is_outlived_by_default():
+    events = simulate({"what": "partition", "at_s": 5, "for_s": 60}, rounds=3)
+    assert of(events, "run_end")[0]["status"] == "completed"
+    assert not [e for e in of(events, "worker_down") if e["for_good"]]
+    tries = [e["attempt"] for e in of(events, "worker_down", reason="connect", rank=0, round=0)]
+    assert tries == [2, 3, 1, 2, 3], "the first of them was lost in its training"
+
+
+def test_a_learnt_deadline_is_of_those_who_deliver():
+    """Hangs that it has to cut off must not make it longer."""
+    hang = {"what": "hang", "during": "exec", "probability": 0.15}
+    events = simulate(hang, workers=8, rounds=12, deadlines={"round_s": "auto"}, policy={"quorum": 0.5})
+    starts = of(events, "round_start")
+    assert [e["deadline_s"] for e in starts] == [3600] + [36] * 2 + [30] * (len(starts) - 3)
+    cut = of(events, "round_end", delivered_s=12.0, workers_s=30.0)
+    assert len(cut) >= 3, "some had to be cut off"
+
+
 def test_a_worker_vanishes_for_some_rounds_and_returns():
     events = simulate({"what": "vanish", "ranks": [1], "rounds": [1], "for_rounds": 2}, rounds=5)
     assert [e["survivors"] for e in of(events, "round_end")] == [4, 3, 3, 4, 4]

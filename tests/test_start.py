@@ -327,15 +327,34 @@ def test_a_worker_that_keeps_failing_is_left_out(tmp_path: Path):
     assert not [e for e in run.kind("exec", rank=1) if e["round"] > 1]
 
 
-def test_samples_that_sum_to_nothing_or_too_much(tmp_path: Path):
-    script = COPY + """; echo '{"num_samples": %s}' > "$ROUNDLOG_METRICS\""""
-    for samples in ("0", "1e308"):
-        job = write_job(
-            tmp_path / samples, rounds=1, train={"command": script % samples}, policy={"round_retries": 0}
-        )
-        run = start(job, code=1)
-        assert run.one("aggregate")["error"]
-        assert run.one("round_end")["outcome"] == "failed"
+def test_samples_that_sum_to_nothing(tmp_path: Path):
+    script = COPY + """; echo '{"num_samples": 0}' > "$ROUNDLOG_METRICS\""""
+    job = write_job(tmp_path, rounds=1, train={"command": script}, policy={"round_retries": 0})
+    run = start(job, code=1)
+    assert run.one("aggregate")["error"]
+    assert run.one("round_end")["outcome"] == "failed"
+
+
+def test_samples_nobody_can_have_are_not_counted(tmp_path: Path):
+    script = COPY + """; echo '{"num_samples": 1e308}' > "$ROUNDLOG_METRICS\""""
+    run = start(write_job(tmp_path, rounds=1, train={"command": script}))
+    assert {e["error"] for e in run.kind("metric")} == {"num_samples is above 1e+18"}
+    assert run.one("aggregate")["weighting"] == "uniform"
+
+
+def test_a_spare_takes_over_before_the_run_fails(tmp_path: Path):
+    job = write_job(
+        tmp_path, spares=1, train={"command": case(r1="exit 1")}, policy={"quorum": 2, "round_retries": 1}
+    )
+    run = start(job)
+    down = run.one("worker_down")
+    assert (down["rank"], down["reason"], down["for_good"]) == (1, "failures", True)
+    assert down["detail"] == "failed in the last try of round 0: a spare takes over"
+    assert [(e["round"], e["attempt"]) for e in run.kind("round_start")] == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert [e["ranks"] for e in run.kind("aggregate")] == [[0, 2], [0, 2]]
+    assert "and a spare takes its place (1 stands by), at once where the run would stop" in " ".join(
+        runner("check", job).stdout.split()
+    )
 
 
 def test_the_newest_params_stay(tmp_path: Path):
