@@ -2,14 +2,16 @@
 
 CREATE VIEW losses AS
 WITH down AS (
-    SELECT run_no, round, rank, seq, reason, detail, for_good FROM store.events_worker_down),
+    SELECT run_no, round, attempt, rank, seq, reason, detail, for_good FROM store.placed WHERE kind = 'worker_down'),
 absent AS (
     SELECT w.run_no, w.rank, w.round, w.attempt, r.nth, r.first_seq,
            r.nth - row_number() OVER (PARTITION BY w.run_no, w.rank ORDER BY r.nth) AS island
     FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt)
     WHERE w.state = 'absent' AND r.done
     -- told already
-    AND NOT EXISTS (FROM down d WHERE d.run_no = w.run_no AND d.rank = w.rank AND d.for_good AND d.seq < r.first_seq)),
+    AND NOT EXISTS (FROM down d WHERE d.run_no = w.run_no AND d.rank = w.rank AND d.for_good AND d.seq < r.first_seq)
+    AND (w.run_no, w.round, w.attempt, w.rank) NOT IN (
+        SELECT (run_no, round, attempt, rank) FROM down WHERE round IS NOT NULL AND rank IS NOT NULL)),
 rejected AS (
     SELECT run_no, round, attempt, rank, seq, reason, detail, reason IN ('late', 'deadline') AS given_up
     FROM store.placed WHERE kind = 'reject'),
@@ -36,7 +38,7 @@ every AS (
     SELECT run_no, round, attempt, rank, seq, 'metrics', error, NULL
     FROM store.placed WHERE kind = 'metric' AND error IS NOT NULL
     UNION ALL
-    SELECT d.run_no, d.round, NULL, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
+    SELECT d.run_no, d.round, d.attempt, d.rank, d.seq, CASE WHEN d.for_good THEN 'left for good' ELSE 'left' END,
            d.reason || ': ' || d.detail, NULL
     FROM down d
     UNION ALL

@@ -124,14 +124,14 @@ CREATE VIEW worker_rounds AS
 SELECT u.run, w.run_no, r.nth, w.round, w.attempt, w.rank, w.state, w.push_us / 1e6 AS push_s, w.train_us / 1e6 AS train_s,
        w.pull_us / 1e6 AS pull_s, w.push_us, w.train_us, w.pull_us, w.bytes_up, w.bytes_down, w.failures
 FROM store.worker_rounds w JOIN store.rounds r USING (run_no, round, attempt) JOIN store.runs u USING (run_no);
-COMMENT ON VIEW worker_rounds IS 'One row a worker and try of a round, also where the worker left no trace.';
+COMMENT ON VIEW worker_rounds IS 'One row a worker and try of a round, also where the worker took no step.';
 COMMENT ON COLUMN worker_rounds.run IS 'id of the run';
 COMMENT ON COLUMN worker_rounds.run_no IS 'number of the run among those loaded; tells two files with the same run apart';
 COMMENT ON COLUMN worker_rounds.nth IS 'place of this try of the round in the run, from 1';
 COMMENT ON COLUMN worker_rounds.round IS 'round, from 0';
 COMMENT ON COLUMN worker_rounds.attempt IS 'which try of the round, from 1';
 COMMENT ON COLUMN worker_rounds.rank IS 'worker, from 0; null: the coordinator';
-COMMENT ON COLUMN worker_rounds.state IS 'survived, rejected, failed, absent (no trace), open, or not used';
+COMMENT ON COLUMN worker_rounds.state IS 'survived, rejected, failed, absent (it took no step, be it that it could not be reached), open, or not used';
 COMMENT ON COLUMN worker_rounds.push_s IS 'time of pushes, seconds';
 COMMENT ON COLUMN worker_rounds.train_s IS 'time of training commands, seconds';
 COMMENT ON COLUMN worker_rounds.pull_s IS 'time of pulls, seconds';

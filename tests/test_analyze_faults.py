@@ -157,3 +157,17 @@ def test_the_sentences_and_a_comparison(tmp_path):
     assert said[1].startswith("liveness 83.3 %")
     assert said[-1] == "throughput 50.0 % of that of run calm, in committed rounds an hour"
     assert "there was none" in said[5]
+
+
+def test_who_could_not_be_reached_left_a_trace(tmp_path):
+    log = started(workers=2, rounds=2)
+    for round_ in range(2):
+        log.round_start(round_)
+        log.add("exec", round_, 0, exit_code=0, output_tail="", output_bytes=0, attempt=1, duration_s=1.0)
+        for attempt in (1, 2) if round_ == 0 else ():
+            down = {"reason": "connect", "detail": "no route", "for_good": False, "attempt": attempt}
+            log.add("worker_down", round_, 1, **down)
+        log.round_end(round_, 1)
+    log.end(2)
+    told = ask(log, tmp_path, "SELECT round, attempt, what, text FROM losses WHERE rank = 1 ORDER BY seq")
+    assert told == [(0, 1, "left", "connect: no route")] * 2 + [(1, None, "no trace", "in round 1")]
