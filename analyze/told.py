@@ -213,9 +213,9 @@ def resilience_sentences(
     """
     if row is None or not (row["faults"] or against):
         return []
+    faults = f"{_count(row['faults'], 'fault')} (the first of a worker in a try of a round)"
     told = [
-        f"{_count(row['faults'], 'fault')} (the first of a worker in a try of a round), "
-        f"{row['injected']} of them by --chaos or [sim]",
+        f"{faults}, {row['injected']} of them by --chaos or [sim]",
         f"liveness {_percent(row['liveness'])}: share of worker time in which workers were connected",
         f"participation {_percent(row['participation'])}: mean share of {row['workers']} workers in a round",
         f"committed: {_count(row['committed'], 'round')} in {_count(row['tries'], 'try', 'tries')}",

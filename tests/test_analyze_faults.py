@@ -153,7 +153,7 @@ def test_the_sentences_and_a_comparison(tmp_path):
     with opened([path, other]) as database:
         (story,) = stories(database, other)
     said = told.resilience_sentences(story.resilience, story.against)
-    assert said[0] == "1 fault, 1 of them by --chaos or [sim]"
+    assert said[0] == "1 fault (the first of a worker in a try of a round), 1 of them by --chaos or [sim]"
     assert said[1].startswith("liveness 83.3 %")
     assert said[-1] == "throughput 50.0 % of that of run calm, in committed rounds an hour"
     assert "there was none" in said[5]
