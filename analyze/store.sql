@@ -55,11 +55,14 @@ LEFT JOIN store.retried a ON e.run_no = a.run_no AND e.seq = a.seq;
 -- its end, is sorted faster than names.
 CREATE TABLE store.unended AS
 WITH marks AS (
-    SELECT run_no, coalesce(rank, -9223372036854775808) AS who, seq, t_us,
-           CASE kind WHEN 'push_start' THEN 1 WHEN 'exec_start' THEN 2 WHEN 'pull_start' THEN 3
-                     WHEN 'push' THEN -1 WHEN 'exec' THEN -2 WHEN 'pull' THEN -3 ELSE 0 END::TINYINT AS code
-    FROM store.events
-    WHERE kind IN ('push', 'exec', 'pull', 'push_start', 'exec_start', 'pull_start', 'worker_down')),
+    SELECT run_no, coalesce(rank, -9223372036854775808) AS who, seq, t_us, code::TINYINT AS code FROM (
+        SELECT run_no, rank, seq, t_us, 1 AS code FROM store.events_push_start
+        UNION ALL SELECT run_no, rank, seq, t_us, 2 FROM store.events_exec_start
+        UNION ALL SELECT run_no, rank, seq, t_us, 3 FROM store.events_pull_start
+        UNION ALL SELECT run_no, rank, seq, t_us, -1 FROM store.events_push
+        UNION ALL SELECT run_no, rank, seq, t_us, -2 FROM store.events_exec
+        UNION ALL SELECT run_no, rank, seq, t_us, -3 FROM store.events_pull
+        UNION ALL SELECT run_no, rank, seq, t_us, 0 FROM store.events_worker_down)),
 -- Nearly every start is followed at once by its end; only for the others it is looked for.
 loose AS (
     SELECT * FROM (
@@ -210,6 +213,7 @@ after_failure AS (
         SELECT run_no, seq, lag(failed) OVER (PARTITION BY run_no, rank ORDER BY start_us, seq) AS before_failed FROM mine
         WHERE (run_no, rank) IN (SELECT (run_no, rank) FROM mine WHERE failed))
     WHERE before_failed),
+kept_out AS (SELECT run_no, round, attempt, rank, state FROM store.worker_rounds WHERE state = 'rejected'),
 going AS (
     SELECT u.run_no, any_value(l.running) AS running, max(r.nth) AS last_nth
     FROM store.runs u JOIN store.logs l USING (log_no) JOIN store.rounds r USING (run_no) GROUP BY u.run_no),
@@ -221,9 +225,9 @@ pieces AS (
     FROM walked
     UNION ALL  -- after a span, to the next or to the round's end
     SELECT run_no, round, attempt, rank, NULL,
-           CASE WHEN failed THEN 'dead' WHEN next_us IS NULL AND w.state = 'rejected' THEN 'rejected' ELSE 'wait' END,
+           CASE WHEN failed THEN 'dead' WHEN next_us IS NULL AND k.state IS NOT NULL THEN 'rejected' ELSE 'wait' END,
            NULL, false, greatest(end_us, from_us), coalesce(next_us, round_end_us)
-    FROM walked LEFT JOIN store.worker_rounds w USING (run_no, round, attempt, rank)
+    FROM walked LEFT JOIN kept_out k USING (run_no, round, attempt, rank)
     UNION ALL  -- before the first
     SELECT w.run_no, round, attempt, rank, NULL, CASE WHEN f.seq IS NOT NULL THEN 'dead' ELSE 'wait' END, NULL, false,
            round_start_us, start_us
