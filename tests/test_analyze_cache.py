@@ -207,7 +207,7 @@ def spoil(data: st.DataObject, place: Path) -> None:
             path.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.data())
 def test_whatever_happens_between_looks_the_answer_is_that_of_a_first_look(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

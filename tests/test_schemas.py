@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import jsonschema as contract
@@ -264,6 +264,7 @@ def test_every_kind_has_a_text_form_in_the_table():
     assert {event["kind"] for event, _ in LINES} - {"from_the_future"} | {"pull_start"} == set(BY_KIND)
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(BY_KIND)), st.data())
 def test_event_line_never_fails_and_stays_one_line(kind: str, data: st.DataObject):
     event: dict[str, Any] = {
