@@ -29,8 +29,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/coverage erase
-	# Three on two cores: many tests wait for processes, deadlines and machines that do not answer.
-	$(BIN)/coverage run -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -305,14 +305,14 @@ def check_damaged(scratch: Path, text: bytes, *, least: int = 0):
         assert least == 0
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(st.integers(0, len(logs.demo().text())))
 def test_a_log_cut_at_any_byte_keeps_every_whole_line(scratch, at):
     text = logs.demo().text()[:at]
     check_damaged(scratch, text, least=text.count(b"\n"))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_damage_costs_the_damaged_lines_alone(scratch, data):
     damaged = list(GOOD[:80])
@@ -341,7 +341,7 @@ def test_any_damage_costs_the_damaged_lines_alone(scratch, data):
     check_damaged(scratch, b"\n".join(damaged) + b"\n", least=80 - 2 * hits)
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.sets(st.integers(1, 79), min_size=1, max_size=40), st.booleans())
 def test_events_with_damaged_runs_are_rejects_and_leave_neither_a_run_nor_a_gap(scratch, places, twice):
     damaged = list(GOOD[:80])
